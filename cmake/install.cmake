@@ -1,0 +1,1 @@
+# make install: libraries, headers, command, pkg-config and CMake package files.

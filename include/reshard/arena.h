@@ -1,0 +1,86 @@
+/*
+ * Arenas: a rank's state in shared-memory files that outlive its process and that the other ranks of
+ * its node can map.
+ *
+ * A keeper stands for one job on one node and one kind of memory (host memory: files in /dev/shm named
+ * reshard-<job>-g<generation>-r<rank>.table and .extent). Above this layer nothing knows a path.
+ * An arena is the table of one (generation, rank): a versioned, checksummed header and one entry per
+ * segment that names the extent file where the segment lies. New segments lie in the arena's own
+ * extent file; an adopted segment lies where the older generation put it, and is named by both tables.
+ *
+ * Usual order of a switch: rs_arena_create for the next generation (adopting), rs_arena_touch in
+ * slices while training goes on, peers rs_arena_open the old generation, bytes move, rs_arena_commit,
+ * rs_arena_delete of the old generation. All functions are local.
+ */
+#ifndef RESHARD_ARENA_H
+#define RESHARD_ARENA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "reshard/memory.h"
+#include "reshard/placement.h"
+#include "reshard/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rs_keeper rs_keeper;
+typedef struct rs_arena rs_arena;
+
+/* Opens the keeper of job `job` (letters, digits, '-', '_'; at most 48). `folder` NULL: /dev/shm. */
+rs_status rs_keeper_open(const char *job, const char *folder, rs_keeper **out) RS_MUST_CHECK;
+void rs_keeper_close(rs_keeper *keeper);
+
+/* Bytes that the keeper could still hand out (free space of its file system, cgroup limit). */
+rs_status rs_keeper_free_bytes(const rs_keeper *keeper, int64_t *bytes) RS_MUST_CHECK;
+
+/* Removes every file of the job on this node. For a clean end, and for what a power cut left. */
+rs_status rs_keeper_sweep(rs_keeper *keeper) RS_MUST_CHECK;
+
+/*
+ * Makes the arena of (generation, rank). `segments` lists all its segments; those in `adopted`
+ * (ascending) are taken from `old`, which must have them at the same size; the others get room in a new
+ * extent file, reserved at once (RS_ERR_BUDGET says how much is needed and how much there is;
+ * never SIGBUS later), zeroed, not yet touched. The caller owns `*out`. RS_ERR_EXISTS.
+ */
+rs_status rs_arena_create(rs_keeper *keeper, int generation, int rank,
+    const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
+    rs_arena **out) RS_MUST_CHECK;
+
+/* Maps an existing arena: read-only unless `writable`. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED. */
+rs_status rs_arena_open(rs_keeper *keeper, int generation, int rank, bool writable,
+    rs_arena **out) RS_MUST_CHECK;
+
+/* Unmaps; the files stay. */
+void rs_arena_close(rs_arena *arena);
+
+/* The mapped segments. Borrowed; valid until the arena is closed. */
+const rs_memory *rs_arena_memory(const rs_arena *arena);
+
+int rs_arena_generation(const rs_arena *arena);
+
+/* Faults in up to `max_bytes` of the new extent's pages; returns what is left untouched. */
+int64_t rs_arena_touch(rs_arena *arena, int64_t max_bytes);
+
+/* Bytes of the arena's own extent that are backed by memory now. */
+rs_status rs_arena_resident(const rs_arena *arena, int64_t *bytes) RS_MUST_CHECK;
+
+/* Marks the table complete at `step`; an arena that was never committed is not read as state. */
+rs_status rs_arena_commit(rs_arena *arena, int64_t step) RS_MUST_CHECK;
+
+/* Gives the memory of whole pages inside a range of a segment back to the system. */
+rs_status rs_arena_punch(
+    rs_arena *arena, int segment, int64_t offset, int64_t bytes) RS_MUST_CHECK;
+
+/* Removes the table of (generation, rank), then its extents as far as `keep` (may be NULL) does not
+ * name them: whole files, or punched ranges. Absent files are no error. */
+rs_status rs_arena_delete(
+    rs_keeper *keeper, int generation, int rank, const rs_arena *keep) RS_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,52 @@
+/*
+ * Moving inside an MPI job. Apart from move.h so that programs without MPI need not have mpi.h.
+ */
+#ifndef RESHARD_MOVE_MPI_H
+#define RESHARD_MOVE_MPI_H
+
+#include <mpi.h>
+
+#include "reshard/move.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Lends the memory of another rank of this node, mapped read-only, for the duration of the move. */
+typedef rs_status (*rs_move_peer)(void *context, int rank, const rs_memory **out);
+
+typedef struct rs_move {
+    MPI_Comm comm; /* all ranks of the larger world, rank r = holder r; used only during the call */
+    const rs_placement *from;
+    const rs_placement *to;
+    const rs_plan *plan;
+    const rs_memory *old; /* this rank's segments before; NULL if it held nothing */
+    const rs_memory *now; /* and after, adopted ones included */
+    rs_move_peer peer;    /* for copies of reach RS_REACH_NODE; may be NULL if there are none */
+    void *peer_context;
+    int64_t window; /* bytes in flight and staging budget; 0: RS_MOVE_WINDOW */
+    rs_sums *after; /* filled for what was copied; may be NULL */
+    rs_arena *tight; /* the old arena, to be punched as the order allows; NULL: safe mode */
+    void (*progress)(void *context, int64_t done, int64_t total); /* bytes; may be NULL */
+    void *progress_context;
+} rs_move;
+
+/*
+ * Runs this rank's plan. Collective over `comm`: all ranks return the same status; a rank that fails
+ * locally keeps serving its peers until the phase ends. RS_ERR_PEER where another rank failed.
+ */
+rs_status rs_move_run(const rs_move *move, rs_move_report *report) RS_MUST_CHECK;
+
+/*
+ * The certificate over a communicator: reduces both contributions and compares. `before` and `after`
+ * are rs_sums_words of this rank (word_count of them), overwritten by the reduced ones. Collective;
+ * all ranks return the same status.
+ */
+rs_status rs_move_verify(
+    MPI_Comm comm, const rs_space *space, uint64_t *before, uint64_t *after) RS_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,219 @@
+/*
+ * The space: tensors and roles by number and by name.
+ *
+ * Names are looked up through a sorted index that is kept up to date by every addition, so that a space
+ * of 100,000 tensors (one per name, for models of unknown structure) still answers in microseconds.
+ * Sizes are proved at addition: the bytes of all roles of all tensors fit int64_t, so later arithmetic
+ * on volumes needs no checks.
+ */
+#include "reshard/space.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/memory.h"
+
+/* No role has larger elements, so a tensor may have this many bytes per role. */
+#define LARGEST_ELEMENT 8
+
+struct rs_space {
+    rs_tensor *tensors;
+    size_t tensor_count;
+    size_t tensor_capacity;
+    int *by_name; /* tensor numbers sorted by name */
+    size_t by_name_capacity;
+    rs_role roles[RS_MAX_ROLES];
+    int role_count;
+    int64_t elements;
+};
+
+rs_status rs_space_create(rs_space **out)
+{
+    rs_space *space = rs_calloc(1, sizeof *space);
+    if (space == NULL)
+        return rs_error_memory(sizeof *space);
+    *out = space;
+    return RS_OK;
+}
+
+void rs_space_destroy(rs_space *space)
+{
+    if (space == NULL)
+        return;
+    for (size_t i = 0; i < space->tensor_count; i++)
+        free((char *)space->tensors[i].name);
+    for (int r = 0; r < space->role_count; r++)
+        free((char *)space->roles[r].name);
+    free(space->tensors);
+    free(space->by_name);
+    free(space);
+}
+
+rs_status rs_space_add_role(rs_space *space, const rs_role *role, int *id)
+{
+    if (role->name == NULL || role->name[0] == '\0')
+        return rs_error_set(RS_ERR_ARGUMENT, "a role needs a name");
+    if (rs_dtype_size(role->dtype) == 0)
+        return rs_error_set(RS_ERR_ARGUMENT, "role %s has no element type", role->name);
+    if (rs_space_find_role(space, role->name) >= 0)
+        return rs_error_set(RS_ERR_ARGUMENT, "role %s is in the space already", role->name);
+    if (space->role_count == RS_MAX_ROLES)
+        return rs_error_set(
+            RS_ERR_ARGUMENT, "role %s: a space has at most %d roles", role->name, RS_MAX_ROLES);
+    rs_role copy = *role;
+    copy.name = rs_strdup(role->name);
+    if (copy.name == NULL)
+        return rs_error_memory(strlen(role->name) + 1);
+    space->roles[space->role_count] = copy;
+    if (id != NULL)
+        *id = space->role_count;
+    space->role_count++;
+    return RS_OK;
+}
+
+/* Where `name` is, or would be, in the index. */
+static size_t index_position(const rs_space *space, const char *name, bool *found)
+{
+    size_t low = 0;
+    size_t high = space->tensor_count;
+    *found = false;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(space->tensors[space->by_name[middle]].name, name);
+        if (order == 0) {
+            *found = true;
+            return middle;
+        }
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)
+{
+    if (tensor->name == NULL)
+        return rs_error_set(RS_ERR_ARGUMENT, "a tensor needs a name");
+    if (tensor->ndim < 0 || tensor->ndim > RS_MAX_DIMS)
+        return rs_error_set(RS_ERR_ARGUMENT, "tensor %s has %d dimensions, 0 to %d are possible",
+            tensor->name, tensor->ndim, RS_MAX_DIMS);
+    *volume = 1;
+    bool empty = false;
+    for (int d = 0; d < tensor->ndim; d++) {
+        int64_t extent = tensor->shape[d];
+        int64_t unit = tensor->unit[d] > 0 ? tensor->unit[d] : 1;
+        if (extent < 0 || tensor->unit[d] < 0 || extent % unit != 0)
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "tensor %s, dimension %d: extent %" PRId64 " is no multiple of its unit %" PRId64,
+                tensor->name, d, extent, tensor->unit[d]);
+        if (tensor->axis[d] == RS_AXIS_LAYER && d != 0)
+            return rs_error_set(
+                RS_ERR_ARGUMENT, "tensor %s: the layer axis must be dimension 0", tensor->name);
+        if (extent == 0)
+            empty = true;
+        else if (!rs_mul_fits(*volume, extent, volume))
+            return rs_error_set(
+                RS_ERR_OVERFLOW, "tensor %s: its elements do not fit 64 bits", tensor->name);
+    }
+    if (empty)
+        *volume = 0;
+    return RS_OK;
+}
+
+rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id)
+{
+    int64_t volume = 0;
+    int64_t elements;
+    int64_t bytes;
+    RS_TRY(check_tensor(tensor, &volume));
+    if (!rs_add_fits(space->elements, volume, &elements) ||
+        !rs_mul_fits(elements, LARGEST_ELEMENT * RS_MAX_ROLES, &bytes))
+        return rs_error_set(
+            RS_ERR_OVERFLOW, "tensor %s: the space's bytes do not fit 64 bits", tensor->name);
+    bool found;
+    size_t position = index_position(space, tensor->name, &found);
+    if (found)
+        return rs_error_set(RS_ERR_ARGUMENT, "tensor %s is in the space already", tensor->name);
+    RS_TRY(rs_array_reserve((void **)&space->tensors, &space->tensor_capacity,
+        space->tensor_count + 1, sizeof *space->tensors));
+    RS_TRY(rs_array_reserve((void **)&space->by_name, &space->by_name_capacity,
+        space->tensor_count + 1, sizeof *space->by_name));
+    rs_tensor copy = *tensor;
+    copy.name = rs_strdup(tensor->name);
+    if (copy.name == NULL)
+        return rs_error_memory(strlen(tensor->name) + 1);
+    memmove(space->by_name + position + 1, space->by_name + position,
+        (space->tensor_count - position) * sizeof *space->by_name);
+    space->by_name[position] = (int)space->tensor_count;
+    space->tensors[space->tensor_count] = copy;
+    if (id != NULL)
+        *id = (int)space->tensor_count;
+    space->tensor_count++;
+    space->elements = elements;
+    return RS_OK;
+}
+
+int rs_space_tensor_count(const rs_space *space)
+{
+    return (int)space->tensor_count;
+}
+
+int rs_space_role_count(const rs_space *space)
+{
+    return space->role_count;
+}
+
+const rs_tensor *rs_space_tensor(const rs_space *space, int tensor)
+{
+    return &space->tensors[tensor];
+}
+
+const rs_role *rs_space_role(const rs_space *space, int role)
+{
+    return &space->roles[role];
+}
+
+int rs_space_find_tensor(const rs_space *space, const char *name)
+{
+    bool found;
+    size_t position = index_position(space, name, &found);
+    return found ? space->by_name[position] : -1;
+}
+
+int rs_space_find_role(const rs_space *space, const char *name)
+{
+    for (int r = 0; r < space->role_count; r++)
+        if (strcmp(space->roles[r].name, name) == 0)
+            return r;
+    return -1;
+}
+
+int64_t rs_space_layer_count(const rs_space *space)
+{
+    int64_t layers = 0;
+    for (size_t i = 0; i < space->tensor_count; i++) {
+        const rs_tensor *tensor = &space->tensors[i];
+        if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER)
+            layers = rs_max64(layers, tensor->shape[0]);
+    }
+    return layers;
+}
+
+int64_t rs_space_elements(const rs_space *space)
+{
+    return space->elements;
+}
+
+int64_t rs_space_bytes(const rs_space *space, int role)
+{
+    int64_t size = 0;
+    for (int r = 0; r < space->role_count; r++)
+        if (role < 0 || role == r)
+            size += (int64_t)rs_dtype_size(space->roles[r].dtype);
+    return space->elements * size;
+}
