@@ -1,16 +1,17 @@
 /*
- * Arenas: a rank's state in shared-memory files that outlive its process and that the other ranks of
- * its node can map.
+ * Arenas: a rank's state in shared-memory files that outlive its process and that the other ranks
+ * of its node can map.
  *
- * A keeper stands for one job on one node and one kind of memory (host memory: files in /dev/shm named
- * reshard-<job>-g<generation>-r<rank>.table and .extent). Above this layer nothing knows a path.
- * An arena is the table of one (generation, rank): a versioned, checksummed header and one entry per
- * segment that names the extent file where the segment lies. New segments lie in the arena's own
- * extent file; an adopted segment lies where the older generation put it, and is named by both tables.
+ * A keeper stands for one job on one node and one kind of memory (host memory: files in /dev/shm
+ * named reshard-<job>-g<generation>-r<rank>.table and .extent). Above this layer nothing knows a
+ * path. An arena is the table of one (generation, rank): a versioned, checksummed header and one
+ * entry per segment that names the extent file where the segment lies. New segments lie in the
+ * arena's own extent file; an adopted segment lies where the older generation put it, and is named
+ * by both tables.
  *
  * Usual order of a switch: rs_arena_create for the next generation (adopting), rs_arena_touch in
- * slices while training goes on, peers rs_arena_open the old generation, bytes move, rs_arena_commit,
- * rs_arena_delete of the old generation. All functions are local.
+ * slices while training goes on, peers rs_arena_open the old generation, bytes move,
+ * rs_arena_commit, rs_arena_delete of the old generation. All functions are local.
  */
 #ifndef RESHARD_ARENA_H
 #define RESHARD_ARENA_H
@@ -29,7 +30,8 @@ extern "C" {
 typedef struct rs_keeper rs_keeper;
 typedef struct rs_arena rs_arena;
 
-/* Opens the keeper of job `job` (letters, digits, '-', '_'; at most 48). `folder` NULL: /dev/shm. */
+/* Opens the keeper of job `job` (letters, digits, '-', '_'; at most 48). `folder` NULL: /dev/shm.
+ */
 rs_status rs_keeper_open(const char *job, const char *folder, rs_keeper **out) RS_MUST_CHECK;
 void rs_keeper_close(rs_keeper *keeper);
 
@@ -41,8 +43,8 @@ rs_status rs_keeper_sweep(rs_keeper *keeper) RS_MUST_CHECK;
 
 /*
  * Makes the arena of (generation, rank). `segments` lists all its segments; those in `adopted`
- * (ascending) are taken from `old`, which must have them at the same size; the others get room in a new
- * extent file, reserved at once (RS_ERR_BUDGET says how much is needed and how much there is;
+ * (ascending) are taken from `old`, which must have them at the same size; the others get room in a
+ * new extent file, reserved at once (RS_ERR_BUDGET says how much is needed and how much there is;
  * never SIGBUS later), zeroed, not yet touched. The caller owns `*out`. RS_ERR_EXISTS.
  */
 rs_status rs_arena_create(rs_keeper *keeper, int generation, int rank,
@@ -50,8 +52,8 @@ rs_status rs_arena_create(rs_keeper *keeper, int generation, int rank,
     rs_arena **out) RS_MUST_CHECK;
 
 /* Maps an existing arena: read-only unless `writable`. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED. */
-rs_status rs_arena_open(rs_keeper *keeper, int generation, int rank, bool writable,
-    rs_arena **out) RS_MUST_CHECK;
+rs_status rs_arena_open(
+    rs_keeper *keeper, int generation, int rank, bool writable, rs_arena **out) RS_MUST_CHECK;
 
 /* Unmaps; the files stay. */
 void rs_arena_close(rs_arena *arena);
@@ -71,8 +73,7 @@ rs_status rs_arena_resident(const rs_arena *arena, int64_t *bytes) RS_MUST_CHECK
 rs_status rs_arena_commit(rs_arena *arena, int64_t step) RS_MUST_CHECK;
 
 /* Gives the memory of whole pages inside a range of a segment back to the system. */
-rs_status rs_arena_punch(
-    rs_arena *arena, int segment, int64_t offset, int64_t bytes) RS_MUST_CHECK;
+rs_status rs_arena_punch(rs_arena *arena, int segment, int64_t offset, int64_t bytes) RS_MUST_CHECK;
 
 /* Removes the table of (generation, rank), then its extents as far as `keep` (may be NULL) does not
  * name them: whole files, or punched ranges. Absent files are no error. */

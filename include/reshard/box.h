@@ -2,8 +2,8 @@
  * Boxes: axis-aligned ranges of a tensor's index space.
  *
  * A box is an offset and an extent per dimension, counted in elements. A box with an extent of zero
- * in any dimension is empty; a box with no dimensions holds one element, the scalar. Boxes are plain
- * values: copy them. All functions are local and, where they return no status, cannot fail.
+ * in any dimension is empty; a box with no dimensions holds one element, the scalar. Boxes are
+ * plain values: copy them. All functions are local and, where they return no status, cannot fail.
  */
 #ifndef RESHARD_BOX_H
 #define RESHARD_BOX_H

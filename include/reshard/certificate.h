@@ -5,8 +5,8 @@
  * mix(key, canonical element index, element bits). Sums of disjoint boxes add, so every holder sums
  * its own shards and one reduction compares a whole state before and after a move. Placements may
  * hold an element more than once: sums are kept per cell (the common refinement of all holders'
- * boxes), the lowest holder of a cell counts, and the sums of the other holders must equal the counted
- * one. docs/certificate.md defines the mix and says what it notices.
+ * boxes), the lowest holder of a cell counts, and the sums of the other holders must equal the
+ * counted one. docs/certificate.md defines the mix and says what it notices.
  *
  * All functions are local; the reduction of the words (a plain sum of uint64_t) is the caller's.
  */
@@ -34,8 +34,8 @@ typedef struct rs_sum {
 uint64_t rs_sum_key(const char *tensor, const char *role);
 
 /*
- * The sum of the elements of `box` of a tensor of `shape`, whose first element lies at `data` and whose
- * neighbours along dimension d lie `stride[d]` bytes apart. Element sizes 1, 2, 4, 8.
+ * The sum of the elements of `box` of a tensor of `shape`, whose first element lies at `data` and
+ * whose neighbours along dimension d lie `stride[d]` bytes apart. Element sizes 1, 2, 4, 8.
  */
 rs_sum rs_sum_box(uint64_t key, const int64_t *shape, const rs_box *box, size_t element_size,
     const void *data, const int64_t *stride);
@@ -80,8 +80,8 @@ rs_status rs_sums_words(const rs_sums *sums, uint64_t *words) RS_MUST_CHECK;
 
 /*
  * Compares two states after the reduction. RS_ERR_CERTIFICATE names the first (tensor, role) whose
- * counted sum differs, or whose replicas in `after` are not equal. `roles` limits the comparison to a
- * bit set of roles (bit r), -1 for all.
+ * counted sum differs, or whose replicas in `after` are not equal. `roles` limits the comparison to
+ * a bit set of roles (bit r), -1 for all.
  */
 rs_status rs_sums_compare(const rs_space *space, const uint64_t *before, const uint64_t *after,
     int64_t roles) RS_MUST_CHECK;

@@ -3,11 +3,11 @@
  * placement that a layout and a space make. Exact meanings: docs/layouts.md.
  *
  * Memory of a rank. The model's tensors fall into blocks: block 0 is what stands before the layers,
- * block l + 1 is layer l, the last block (layer count + 1) is what stands after them. A rank's local
- * concatenation is its local boxes, block by block, within a block in the space's tensor order, each
- * box row-major, without gaps. Each (role, block) that a rank holds is one segment, numbered
- * role * (layers + 2) + block: so the same number means the same piece of the model in every
- * layout. Roles sharded by ZeRO keep a range of the concatenation: shard d of D is elements
+ * block l + 1 is layer l, the last block (layer count + 1) is what stands after them. A rank's
+ * local concatenation is its local boxes, block by block, within a block in the space's tensor
+ * order, each box row-major, without gaps. Each (role, block) that a rank holds is one segment,
+ * numbered role * (layers + 2) + block: so the same number means the same piece of the model in
+ * every layout. Roles sharded by ZeRO keep a range of the concatenation: shard d of D is elements
  * [d * n, (d + 1) * n) with n = ceil(total / D) rounded up to RS_FLAT_ALIGN (fewer at the end); of
  * each block, its segment has what falls into the range.
  *
@@ -49,8 +49,8 @@ typedef struct rs_coords {
 } rs_coords;
 
 /*
- * Reads "key=value,...". Absent sizes are 1, an absent zero is 0; `order=` takes axis names joined by
- * "-", fastest first. RS_ERR_ARGUMENT names the key and what would fit; RS_ERR_UNSUPPORTED for axes
+ * Reads "key=value,...". Absent sizes are 1, an absent zero is 0; `order=` takes axis names joined
+ * by "-", fastest first. RS_ERR_ARGUMENT names the key and what would fit; RS_ERR_UNSUPPORTED for axes
  * that this version knows but cannot do.
  */
 rs_status rs_layout_parse(const char *text, rs_layout *out) RS_MUST_CHECK;
@@ -72,20 +72,21 @@ int rs_layout_world(const rs_layout *layout);
 rs_coords rs_layout_coords(const rs_layout *layout, int rank);
 int rs_layout_rank(const rs_layout *layout, rs_coords coords);
 
-/* Refuses what cannot be trained (pp > layers, zero > 1), naming the rule and the nearest layout that fits. */
+/* Refuses what cannot be trained (pp > layers, zero > 1), naming the rule and the nearest layout
+ * that fits. */
 rs_status rs_layout_check_trainable(const rs_layout *layout, const rs_space *space) RS_MUST_CHECK;
 
 /* Layers of a stage: sizes differ by at most one, larger first. Outputs a half-open range. */
 void rs_layout_stage_layers(
     const rs_layout *layout, int64_t layers, int stage, int64_t *begin, int64_t *end);
 
-/* The half-open range of dimension `dim` that tp rank `tp` holds of `tensor` (all of it on axes that
- * tp does not cut). It may be empty. */
+/* The half-open range of dimension `dim` that tp rank `tp` holds of `tensor` (all of it on axes
+ * that tp does not cut). It may be empty. */
 void rs_layout_tp_range(const rs_layout *layout, const rs_tensor *tensor, int dim, int tp,
     int64_t *begin, int64_t *end);
 
-/* The memory placement of `layout`: holder = rank, world ranks. `space` is borrowed, `layout` copied.
- * The caller owns `*out`. */
+/* The memory placement of `layout`: holder = rank, world ranks. `space` is borrowed, `layout`
+ * copied. The caller owns `*out`. */
 rs_status rs_layout_placement(
     const rs_space *space, const rs_layout *layout, rs_placement **out) RS_MUST_CHECK;
 
@@ -93,13 +94,14 @@ rs_status rs_layout_placement(
 int rs_layout_block_count(const rs_space *space);
 int rs_layout_segment(const rs_space *space, int role, int block);
 
-/* Where `block` lies in the local concatenation of `rank`, in elements (an empty range where the rank
- * has nothing of it), and the whole concatenation's length. */
+/* Where `block` lies in the local concatenation of `rank`, in elements (an empty range where the
+ * rank has nothing of it), and the whole concatenation's length. */
 void rs_layout_block_range(const rs_space *space, const rs_layout *layout, int rank, int block,
     int64_t *begin, int64_t *end);
 int64_t rs_layout_local_elements(const rs_space *space, const rs_layout *layout, int rank);
 
-/* The range of the local concatenation that `rank` keeps of `role`: all of it, or its ZeRO shard. */
+/* The range of the local concatenation that `rank` keeps of `role`: all of it, or its ZeRO shard.
+ */
 void rs_layout_flat_range(const rs_space *space, const rs_layout *layout, int rank, int role,
     int64_t *begin, int64_t *end);
 

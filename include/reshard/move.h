@@ -2,11 +2,12 @@
  * Moving: runs plans.
  *
  * rs_move_local runs all ranks' plans inside one process, for tools and tests. rs_move_run runs one
- * rank's plan as part of an MPI job: copies within the rank and its node are pulled from mapped memory,
- * copies between nodes travel as windowed non-blocking messages in the plan's one global order.
- * Every target byte is summed after it was written, while it is in cache, and the sums are left in
- * `after`; the caller compares and commits. A move never changes the old segments in safe mode; in
- * tight mode it gives their pages back as the order allows, and cannot be undone, only finished.
+ * rank's plan as part of an MPI job: copies within the rank and its node are pulled from mapped
+ * memory, copies between nodes travel as windowed non-blocking messages in the plan's one global
+ * order. Every target byte is summed after it was written, while it is in cache, and the sums are
+ * left in `after`; the caller compares and commits. A move never changes the old segments in safe
+ * mode; in tight mode it gives their pages back as the order allows, and cannot be undone, only
+ * finished.
  */
 #ifndef RESHARD_MOVE_H
 #define RESHARD_MOVE_H
@@ -39,14 +40,14 @@ typedef struct rs_move_report {
 } rs_move_report;
 
 /*
- * Runs the plans of all ranks in this process. `old` and `now` are arrays of rs_memory, one per holder
- * of `from` and `to`; adopted segments (options->adopt) must be the same bytes in both. `sums` may be
- * NULL, else an array of one rs_sums per holder of `to`, filled. `report` (may be NULL) is summed
- * over ranks.
+ * Runs the plans of all ranks in this process. `old` and `now` are arrays of rs_memory, one per
+ * holder of `from` and `to`; adopted segments (options->adopt) must be the same bytes in both.
+ * `sums` may be NULL, else an array of one rs_sums per holder of `to`, filled. `report` (may be
+ * NULL) is summed over ranks.
  */
 rs_status rs_move_local(const rs_placement *from, const rs_placement *to,
-    const rs_plan_options *options, const rs_memory *old, const rs_memory *now, rs_sums *const *sums,
-    rs_move_report *report) RS_MUST_CHECK;
+    const rs_plan_options *options, const rs_memory *old, const rs_memory *now,
+    rs_sums *const *sums, rs_move_report *report) RS_MUST_CHECK;
 
 /* Copies a box between two strided places; `element_size` 1, 2, 4, 8. Ranges must not overlap. */
 void rs_move_box(int ndim, const int64_t *extent, size_t element_size, void *to,

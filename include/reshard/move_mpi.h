@@ -24,23 +24,24 @@ typedef struct rs_move {
     const rs_memory *now; /* and after, adopted ones included */
     rs_move_peer peer;    /* for copies of reach RS_REACH_NODE; may be NULL if there are none */
     void *peer_context;
-    int64_t window; /* bytes in flight and staging budget; 0: RS_MOVE_WINDOW */
-    rs_sums *after; /* filled for what was copied; may be NULL */
+    int64_t window;  /* bytes in flight and staging budget; 0: RS_MOVE_WINDOW */
+    rs_sums *after;  /* filled for what was copied; may be NULL */
     rs_arena *tight; /* the old arena, to be punched as the order allows; NULL: safe mode */
     void (*progress)(void *context, int64_t done, int64_t total); /* bytes; may be NULL */
     void *progress_context;
 } rs_move;
 
 /*
- * Runs this rank's plan. Collective over `comm`: all ranks return the same status; a rank that fails
- * locally keeps serving its peers until the phase ends. RS_ERR_PEER where another rank failed.
+ * Runs this rank's plan. Collective over `comm`: all ranks return the same status; a rank that
+ * fails locally keeps serving its peers until the phase ends. RS_ERR_PEER where another rank
+ * failed.
  */
 rs_status rs_move_run(const rs_move *move, rs_move_report *report) RS_MUST_CHECK;
 
 /*
- * The certificate over a communicator: reduces both contributions and compares. `before` and `after`
- * are rs_sums_words of this rank (word_count of them), overwritten by the reduced ones. Collective;
- * all ranks return the same status.
+ * The certificate over a communicator: reduces both contributions and compares. `before` and
+ * `after` are rs_sums_words of this rank (word_count of them), overwritten by the reduced ones.
+ * Collective; all ranks return the same status.
  */
 rs_status rs_move_verify(
     MPI_Comm comm, const rs_space *space, uint64_t *before, uint64_t *after) RS_MUST_CHECK;

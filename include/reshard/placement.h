@@ -5,9 +5,10 @@
  * numbered segments; a segment is contiguous and is the unit in which memory is allocated, adopted
  * and freed. A shard is a box of one (tensor, role) with the place of its bytes in a segment.
  *
- * A placement is never a table of everything: it answers questions, and what an answer costs depends
- * on the answer's size, not on the number of holders or tensors. Two kinds exist here: those that
- * follow from a layout (layout.h), and those listed shard by shard (rs_placement_create_list).
+ * A placement is never a table of everything: it answers questions, and what an answer costs
+ * depends on the answer's size, not on the number of holders or tensors. Two kinds exist here:
+ * those that follow from a layout (layout.h), and those listed shard by shard
+ * (rs_placement_create_list).
  *
  * Rules of every placement: shards of one holder and one (tensor, role) do not overlap; answers are
  * the same on every rank and every call; a placement is immutable and may be read by many threads.
@@ -33,10 +34,10 @@ typedef struct rs_placement rs_placement;
 typedef struct rs_shard {
     int tensor;
     int role;
-    rs_dtype dtype; /* as stored by this holder */
-    rs_box box;     /* never empty */
-    int segment;    /* >= 0, numbered within the holder */
-    int64_t offset; /* bytes from the segment's start to the box's first element */
+    rs_dtype dtype;              /* as stored by this holder */
+    rs_box box;                  /* never empty */
+    int segment;                 /* >= 0, numbered within the holder */
+    int64_t offset;              /* bytes from the segment's start to the box's first element */
     int64_t stride[RS_MAX_DIMS]; /* bytes between neighbours along each dimension of the box */
 } rs_shard;
 
@@ -109,20 +110,21 @@ int rs_placement_geometry(const rs_placement *placement, int role);
 rs_status rs_placement_shards(
     const rs_placement *placement, int holder, int role, rs_shard_list *out) RS_MUST_CHECK;
 
-/* Replaces `*out` by the segments of `holder` in ascending order; sizes include alignment padding. */
+/* Replaces `*out` by the segments of `holder` in ascending order; sizes include alignment padding.
+ */
 rs_status rs_placement_segments(
     const rs_placement *placement, int holder, rs_segment_list *out) RS_MUST_CHECK;
 
 /*
- * Who has what of a box: replaces `*out` by every shard box of (tensor, role) that meets `box`, whole
- * and not clipped to it, with its holders. Ordered by rs_box_compare, then by first holder; one box
- * may appear in more than one holding, a holder at most once with a given box.
+ * Who has what of a box: replaces `*out` by every shard box of (tensor, role) that meets `box`,
+ * whole and not clipped to it, with its holders. Ordered by rs_box_compare, then by first holder;
+ * one box may appear in more than one holding, a holder at most once with a given box.
  */
 rs_status rs_placement_locate(const rs_placement *placement, int tensor, int role,
     const rs_box *box, rs_holding_list *out) RS_MUST_CHECK;
 
-/* Where `holder` has `box`, which lies in one of its shards: `*out` gets the sub-shard, with `box` as
- * its box and offset and strides to match. RS_ERR_NOT_FOUND if no single shard contains it. */
+/* Where `holder` has `box`, which lies in one of its shards: `*out` gets the sub-shard, with `box`
+ * as its box and offset and strides to match. RS_ERR_NOT_FOUND if no single shard contains it. */
 rs_status rs_placement_address(const rs_placement *placement, int holder, int tensor, int role,
     const rs_box *box, rs_shard *out) RS_MUST_CHECK;
 

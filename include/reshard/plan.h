@@ -2,10 +2,10 @@
  * Plans: the copies that turn one placement into another, in one global order, with their bounds.
  *
  * A plan is made for one rank and holds the copies in which that rank takes part. It is a pure
- * function of its arguments: every rank computes its own, without communication, and the plans of all
- * ranks fit together copy for copy (the sender's list and the receiver's list name the same boxes in
- * the same order). Rank r of the old placement and rank r of the new one are the same process; a
- * world may be larger on either side.
+ * function of its arguments: every rank computes its own, without communication, and the plans of
+ * all ranks fit together copy for copy (the sender's list and the receiver's list name the same
+ * boxes in the same order). Rank r of the old placement and rank r of the new one are the same
+ * process; a world may be larger on either side.
  *
  * Usual order: rs_plan_create on each rank, show it (rs_plan_json), ask for its figures
  * (rs_plan_figures, before anything moves), run it (move.h), rs_plan_destroy. rs_plan_totals gives
@@ -33,7 +33,8 @@ typedef enum rs_reach {
 } rs_reach;
 
 typedef struct rs_copy {
-    uint64_t key; /* place in the global order, ascending; ties by (tensor, role, box, source, target) */
+    /* Place in the global order, ascending; ties by (tensor, role, box, source, target). */
+    uint64_t key;
     int tensor;
     int role;
     int source; /* holder of the old placement */
@@ -44,12 +45,12 @@ typedef struct rs_copy {
 } rs_copy;
 
 typedef struct rs_plan_options {
-    int ranks_per_node;   /* node of rank r = r / ranks_per_node; 0: all ranks share one node */
-    const int *node_of;   /* node number of each rank, as many as the larger world; overrides the
-                             former where not NULL. Borrowed during the call. */
-    bool adopt;           /* segments that a rank already holds as they must be stay where they lie */
-    int64_t chunk_bytes;  /* largest copy; 0: RS_PLAN_CHUNK. A row of a tensor is never cut below
-                             one element. */
+    int ranks_per_node; /* node of rank r = r / ranks_per_node; 0: all ranks share one node */
+    const int *node_of; /* node number of each rank, as many as the larger world; overrides the
+                           former where not NULL. Borrowed during the call. */
+    bool adopt;         /* segments that a rank already holds as they must be stay where they lie */
+    int64_t chunk_bytes; /* largest copy; 0: RS_PLAN_CHUNK. A row of a tensor is never cut below
+                            one element. */
 } rs_plan_options;
 
 #define RS_PLAN_CHUNK (4 << 20)
@@ -96,7 +97,8 @@ bool rs_plan_is_adopted(const rs_plan *plan, int segment);
 
 const rs_plan_figures *rs_plan_figures_of(const rs_plan *plan);
 
-/* The peak in tight mode with `window` bytes of copies in flight, in whole pages of `page` bytes. */
+/* The peak in tight mode with `window` bytes of copies in flight, in whole pages of `page` bytes.
+ */
 rs_status rs_plan_peak_tight(
     const rs_plan *plan, int64_t window, int64_t page, int64_t *bytes) RS_MUST_CHECK;
 
@@ -108,9 +110,9 @@ rs_status rs_plan_peak_tight(
 #define RS_PLAN_FLOW_RANKS 64
 
 typedef struct rs_plan_load {
-    int64_t bytes;      /* of this class, all ranks together */
-    int64_t rank_max;   /* busiest rank: max(received, sent) between nodes, received inside a node */
-    int rank;           /* which */
+    int64_t bytes;    /* of this class, all ranks together */
+    int64_t rank_max; /* busiest rank: max(received, sent) between nodes, received inside a node */
+    int rank;         /* which */
     int64_t rank_bound; /* no choice of sources loads its busiest rank with less */
 } rs_plan_load;
 
@@ -139,14 +141,14 @@ rs_status rs_plan_totals_compute(const rs_placement *from, const rs_placement *t
 void rs_plan_totals_fini(rs_plan_totals *totals);
 
 /*
- * The slow, plain proof: makes every rank's plan and checks, element range by element range and with
- * none of the planner's own geometry, that every element of every new shard is written exactly once
- * or adopted, from a holder that has it; that senders and receivers list the same copies in the same
- * order; that moved equals minimum. RS_ERR_MISMATCH names the first violation. For tests, debug
- * builds and doubters; cost grows with the whole cluster.
+ * The slow, plain proof: makes every rank's plan and checks, element range by element range and
+ * with none of the planner's own geometry, that every element of every new shard is written exactly
+ * once or adopted, from a holder that has it; that senders and receivers list the same copies in
+ * the same order; that moved equals minimum. RS_ERR_MISMATCH names the first violation. For tests,
+ * debug builds and doubters; cost grows with the whole cluster.
  */
-rs_status rs_plan_check(const rs_placement *from, const rs_placement *to,
-    const rs_plan_options *options) RS_MUST_CHECK;
+rs_status rs_plan_check(
+    const rs_placement *from, const rs_placement *to, const rs_plan_options *options) RS_MUST_CHECK;
 
 /* The plan as text for people, and as JSON (an object: rank, figures, copies). The caller frees
  * `*out` with free(). */

@@ -49,7 +49,7 @@ typedef struct rs_tensor {
     int64_t shape[RS_MAX_DIMS]; /* elements */
     rs_axis axis[RS_MAX_DIMS];
     int64_t unit[RS_MAX_DIMS]; /* elements of the axis per unit that is dealt; 0 means 1 */
-    int64_t kv_group; /* query heads per key/value head, for RS_AXIS_KV_HEAD; 0 means 1 */
+    int64_t kv_group;          /* query heads per key/value head, for RS_AXIS_KV_HEAD; 0 means 1 */
     rs_stage_rule stage;
     bool decay; /* takes part in weight decay */
 } rs_tensor;

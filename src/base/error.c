@@ -1,8 +1,8 @@
 /*
  * Status names and the per-thread error detail.
  *
- * The detail is one fixed buffer per thread: recording an error must not fail, so it allocates nothing.
- * Longer texts are cut.
+ * The detail is one fixed buffer per thread: recording an error must not fail, so it allocates
+ * nothing. Longer texts are cut.
  */
 #include "base/error.h"
 

@@ -7,9 +7,9 @@
 #include "reshard/status.h"
 
 /*
- * Records the detail of an error for this thread and returns `status`, so that the first to know can
- * write `return rs_error_set(RS_ERR_ARGUMENT, "tp %d: must be at least 1", tp);`. Callers that pass a
- * status on do not call it.
+ * Records the detail of an error for this thread and returns `status`, so that the first to know
+ * can write `return rs_error_set(RS_ERR_ARGUMENT, "tp %d: must be at least 1", tp);`. Callers that
+ * pass a status on do not call it.
  */
 rs_status rs_error_set(rs_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));

@@ -1,8 +1,8 @@
 /*
  * Allocation with a switch that makes the N-th request fail, and geometric growth of arrays.
  *
- * The counter is atomic: threads may allocate while a test counts. When the switch is off it costs one
- * relaxed increment.
+ * The counter is atomic: threads may allocate while a test counts. When the switch is off it costs
+ * one relaxed increment.
  */
 #include "base/memory.h"
 

@@ -1,8 +1,9 @@
 /*
  * Boxes: the index-space arithmetic under everything else.
  *
- * Invariants: functions that return several boxes return disjoint, non-empty ones in row-major order of
- * the cut; the union is exact. Volumes are trusted: rs_box_check (or the space) has proved that they fit.
+ * Invariants: functions that return several boxes return disjoint, non-empty ones in row-major
+ * order of the cut; the union is exact. Volumes are trusted: rs_box_check (or the space) has proved
+ * that they fit.
  */
 #include "reshard/box.h"
 

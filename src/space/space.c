@@ -1,10 +1,10 @@
 /*
  * The space: tensors and roles by number and by name.
  *
- * Names are looked up through a sorted index that is kept up to date by every addition, so that a space
- * of 100,000 tensors (one per name, for models of unknown structure) still answers in microseconds.
- * Sizes are proved at addition: the bytes of all roles of all tensors fit int64_t, so later arithmetic
- * on volumes needs no checks.
+ * Names are looked up through a sorted index that is kept up to date by every addition, so that a
+ * space of 100,000 tensors (one per name, for models of unknown structure) still answers in
+ * microseconds. Sizes are proved at addition: the bytes of all roles of all tensors fit int64_t, so
+ * later arithmetic on volumes needs no checks.
  */
 #include "reshard/space.h"
 

@@ -1,10 +1,11 @@
 /*
- * One pipeline stage of the decoder, as one tp rank computes it: forward and backward of a micro-batch.
+ * One pipeline stage of the decoder, as one tp rank computes it: forward and backward of a
+ * micro-batch.
  *
- * The mathematics is written once for any (tp, pp): a rank computes the heads, feed-forward rows and
- * vocabulary rows that its boxes have, and sums partial results over its tp group through the callbacks.
- * Activations and gradients are float32; weights are given as float32 (for 16-bit parameters the caller
- * keeps an expanded copy). All functions are local but for the callbacks.
+ * The mathematics is written once for any (tp, pp): a rank computes the heads, feed-forward rows
+ * and vocabulary rows that its boxes have, and sums partial results over its tp group through the
+ * callbacks. Activations and gradients are float32; weights are given as float32 (for 16-bit
+ * parameters the caller keeps an expanded copy). All functions are local but for the callbacks.
  */
 #ifndef RS_TRAIN_STAGE_H
 #define RS_TRAIN_STAGE_H
@@ -30,16 +31,18 @@ typedef struct rs_stage_shape {
     int slots;         /* micro-batches in flight: forward done, backward not yet */
 } rs_stage_shape;
 
-/* Sums over the tp group; every rank gets the same bits, added in a fixed order of ranks. NULL where tp
- * is 1. `maximum` is elementwise. A failed call makes the stage's call return its status. */
+/* Sums over the tp group; every rank gets the same bits, added in a fixed order of ranks. NULL
+ * where tp is 1. `maximum` is elementwise. A failed call makes the stage's call return its status.
+ */
 typedef struct rs_stage_tp {
     void *context;
     rs_status (*sum)(void *context, float *values, int64_t count);
     rs_status (*maximum)(void *context, float *values, int64_t count);
 } rs_stage_tp;
 
-/* Local boxes of a layer, row-major. In memory q, k, v follow each other, and gate, up do (the local
- * concatenation's order), so that one product serves them. NULL where the model has no such tensor. */
+/* Local boxes of a layer, row-major. In memory q, k, v follow each other, and gate, up do (the
+ * local concatenation's order), so that one product serves them. NULL where the model has no such
+ * tensor. */
 typedef struct rs_stage_layer {
     float *attn_norm; /* [H] */
     float *q;         /* [q heads * D, H] */
@@ -79,21 +82,21 @@ void rs_stage_destroy(rs_stage *stage);
 /*
  * Forward pass of a micro-batch of `batch` sequences into slot `slot` (0..slots-1).
  * `tokens` and `targets`: [batch, seq] byte values, needed on the first and the last stage.
- * `input`: [batch, seq, H] from the stage before (NULL on the first); `output`: the same for the next
- * stage (NULL on the last). `loss_sum`: on the last stage, the sum of the cross-entropy over the
- * micro-batch's tokens, the same bits on every tp rank. batch may be 0.
+ * `input`: [batch, seq, H] from the stage before (NULL on the first); `output`: the same for the
+ * next stage (NULL on the last). `loss_sum`: on the last stage, the sum of the cross-entropy over
+ * the micro-batch's tokens, the same bits on every tp rank. batch may be 0.
  */
-rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int slot, int64_t batch,
-    const uint8_t *tokens, const uint8_t *targets, const float *input, float *output,
+rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int slot,
+    int64_t batch, const uint8_t *tokens, const uint8_t *targets, const float *input, float *output,
     double *loss_sum) RS_MUST_CHECK;
 
 /*
- * Backward pass of the micro-batch in `slot`. Gradients of sum(loss) * scale are added to `gradients`.
- * `output_gradient`: [batch, seq, H] from the next stage (NULL on the last); `input_gradient`: for the
- * stage before (NULL on the first). Tensors that every tp rank of the group has whole: attn_norm,
- * mlp_norm, norm, o_bias, down_bias get the full gradient on every rank, the same bits; q_norm, k_norm
- * get this rank's heads' part and the caller sums them over tp, as it sums border kv heads over the
- * ranks that hold them.
+ * Backward pass of the micro-batch in `slot`. Gradients of sum(loss) * scale are added to
+ * `gradients`. `output_gradient`: [batch, seq, H] from the next stage (NULL on the last);
+ * `input_gradient`: for the stage before (NULL on the first). Tensors that every tp rank of the
+ * group has whole: attn_norm, mlp_norm, norm, o_bias, down_bias get the full gradient on every
+ * rank, the same bits; q_norm, k_norm get this rank's heads' part and the caller sums them over tp,
+ * as it sums border kv heads over the ranks that hold them.
  */
 rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
     const rs_stage_tensors *gradients, int slot, float scale, const float *output_gradient,
