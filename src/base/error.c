@@ -78,8 +78,10 @@ rs_status rs_error_context(rs_status status, const char *format, ...)
     va_start(args, format);
     int n = vsnprintf(detail, sizeof detail, format, args);
     va_end(args);
-    if (n >= 0 && (size_t)n < sizeof detail)
-        snprintf(detail + n, sizeof detail - (size_t)n, ": %s", old);
+    /* What does not fit is cut off at the end, on purpose. */
+    if (n >= 0 && (size_t)n + 3 < sizeof detail)
+        snprintf(detail + n, sizeof detail - (size_t)n, ": %.*s",
+            (int)(sizeof detail - (size_t)n - 3), old);
     return status;
 }
 
