@@ -50,8 +50,8 @@ typedef struct rs_coords {
 
 /*
  * Reads "key=value,...". Absent sizes are 1, an absent zero is 0; `order=` takes axis names joined
- * by "-", fastest first. RS_ERR_ARGUMENT names the key and what would fit; RS_ERR_UNSUPPORTED for axes
- * that this version knows but cannot do.
+ * by "-", fastest first. RS_ERR_ARGUMENT names the key and what would fit; RS_ERR_UNSUPPORTED for
+ * axes that this version knows but cannot do.
  */
 rs_status rs_layout_parse(const char *text, rs_layout *out) RS_MUST_CHECK;
 
