@@ -1,0 +1,84 @@
+# shellcheck shell=bash
+# The test run of ./dev test; sourced by it. Every part runs even if one before it failed, and the summary
+# at the end says what each part did.
+
+parts=()
+failures=0
+
+# part NAME COMMAND...: runs a part, times it, and keeps its closing line for the summary.
+part() {
+    local name=$1 log status=0 start=$SECONDS closing
+    shift
+    say "$name"
+    log=$(mktemp)
+    "$@" 2>&1 | tee "$log" || status=1
+    closing=$(grep -E '^[0-9]+% tests passed|^check: ' "$log" | tail -1 || true)
+    rm -f "$log"
+    [ $status -eq 0 ] || failures=$((failures + 1))
+    parts+=("$(printf '%-6s %-44s %4d s  %s' "$([ $status -eq 0 ] && echo ok || echo FAILED)" \
+        "$name" $((SECONDS - start)) "$closing")")
+}
+
+# run_ctest PRESET LABELS [ARGUMENT...]
+run_ctest() {
+    local preset=$1 labels=$2
+    shift 2
+    ctest --test-dir "build/$preset" --label-regex "$labels" --parallel "$JOBS" --no-tests=error \
+        --output-on-failure --timeout 600 "$@"
+}
+
+# Files of jobs in shared memory that are there now; those that were there before are not ours to judge.
+shared_files() {
+    find /dev/shm -maxdepth 1 -name 'reshard-*' 2>/dev/null | sort
+}
+
+# Fails if the tests left a file that no process maps any more.
+check_left_over() {
+    local file left=0
+    while IFS= read -r file; do
+        [ -n "$file" ] || continue
+        if ! grep -qsF "$file" /proc/[0-9]*/maps; then
+            echo "left in shared memory: $file"
+            left=1
+        fi
+    done < <(comm -13 <(echo "$1") <(shared_files))
+    [ $left -eq 0 ] && echo "check: nothing left in /dev/shm"
+}
+
+run_tests() {
+    local before
+    case "$1" in
+    quick | full | long) ;;
+    *)
+        echo "./dev test [quick|full|long]" >&2
+        return 2
+        ;;
+    esac
+    before=$(shared_files)
+    SECONDS=0
+    part "rules" scripts/check.sh
+    part "release: build" build release
+    if [ "$1" = quick ]; then
+        part "release: quick tests" run_ctest release '^quick$'
+    else
+        part "address sanitizer: build" build asan
+        part "address sanitizer: quick tests" run_ctest asan '^quick$'
+        part "MPICH: build" build mpich
+        part "MPICH: its tests" run_ctest mpich '^mpich$'
+        part "release: quick and full tests" run_ctest release '^(quick|full)$'
+    fi
+    if [ "$1" = long ]; then
+        part "thread sanitizer: build" build tsan
+        part "thread sanitizer: quick tests" run_ctest tsan '^quick$'
+        part "release: long tests" run_ctest release '^long$' --timeout 3600
+    fi
+    part "shared memory" check_left_over "$before"
+
+    say "summary ($((SECONDS / 60)) min $((SECONDS % 60)) s)"
+    printf '%s\n' "${parts[@]}"
+    if [ $failures -gt 0 ]; then
+        echo "$failures of ${#parts[@]} parts failed"
+        return 1
+    fi
+    echo "all ${#parts[@]} parts passed"
+}
