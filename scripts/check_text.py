@@ -318,8 +318,8 @@ def packages(tree):
                            f"{package}: scripts/check_text.py does not say what it is used for")
                     continue
                 glob, pattern = PACKAGES[package]
-                if not any(pathlib.PurePath(n).match(glob.replace("**/", "")) and
-                           n.startswith(glob.split("*")[0]) and re.search(pattern, tree.text(n))
+                path = re.escape(glob).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+                if not any(re.fullmatch(path, n) and re.search(pattern, tree.text(n))
                            for n in tree.names):
                     report("packages", "dev", line + offset, f"{package}: nothing in {glob} uses it ({pattern})")
 
