@@ -59,7 +59,7 @@ rs_status rs_memory_allocate(const rs_placement *placement, int holder, rs_memor
 {
     rs_status status;
     rs_segment_list segments = {0};
-    int64_t bytes;
+    int64_t bytes = 0;
     RS_TRY_GOTO(rs_placement_segments(placement, holder, &segments), free_segments);
     RS_TRY_GOTO(footprint(&segments, &bytes), free_segments);
     char *block = rs_calloc((size_t)bytes, 1);
