@@ -1,0 +1,699 @@
+/*
+ * The memory placement of layouts against brute force: for small random spaces and layouts, every
+ * rank's local concatenation is written out element by element from the rules' plain words, and
+ * every answer of the placement is compared with it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "reshard/layout.h"
+#include "support/random.h"
+
+#define ROLES 4
+#define MAX_LAYERS 8
+
+/* One element of a rank's local concatenation. */
+typedef struct element {
+    int tensor;
+    int block;
+    int64_t index; /* row-major in the whole tensor */
+} element;
+
+typedef struct local {
+    element *items;
+    int64_t count;
+    int64_t block_begin[MAX_LAYERS + 3];
+} local;
+
+typedef struct world_case {
+    uint64_t seed;
+    rs_space *space;
+    rs_layout layout;
+    rs_placement *placement;
+    int ranks;
+    local *locals; /* per rank */
+} world_case;
+
+#define CHECK(condition) CHECK_SEED(w->seed, condition)
+
+/* ---- random spaces and layouts ---- */
+
+static void add(rs_space *space, const char *name, rs_stage_rule stage, int ndim,
+    const int64_t *shape, const rs_axis *axis, int64_t unit, int64_t kv_group)
+{
+    rs_tensor tensor = {.name = name, .ndim = ndim, .stage = stage, .kv_group = kv_group};
+    for (int d = 0; d < ndim; d++) {
+        tensor.shape[d] = shape[d];
+        tensor.axis[d] = axis[d];
+        tensor.unit[d] = axis[d] == RS_AXIS_Q_HEAD || axis[d] == RS_AXIS_KV_HEAD ? unit : 0;
+    }
+    assert_int_equal(rs_space_add_tensor(space, &tensor, NULL), RS_OK);
+}
+
+#define ADD(space, name, stage, ndim, shape, axis, unit, group)                                    \
+    add(space, name, stage, ndim, (const int64_t[RS_MAX_DIMS]){EXPAND shape},                      \
+        (const rs_axis[RS_MAX_DIMS]){EXPAND axis}, unit, group)
+#define EXPAND(...) __VA_ARGS__
+
+static rs_space *random_space(uint64_t *random)
+{
+    static const int heads_of[][2] = {
+        {12, 4}, {28, 4}, {32, 8}, {3, 1}, {5, 5}, {7, 1}, {8, 2}, {1, 1}};
+    const rs_role roles[ROLES] = {{"param", RS_DTYPE_BF16, RS_ROLE_MODEL},
+        {"master", RS_DTYPE_F32, RS_ROLE_OPTIMIZER}, {"grad", RS_DTYPE_F32, RS_ROLE_GRADIENT},
+        {"exp_avg", RS_DTYPE_F64, RS_ROLE_OPTIMIZER}};
+    rs_space *space;
+    assert_int_equal(rs_space_create(&space), RS_OK);
+    for (int r = 0; r < ROLES; r++)
+        assert_int_equal(rs_space_add_role(space, &roles[r], NULL), RS_OK);
+    const int *pair = heads_of[random_in(random, 0, 7)];
+    int64_t q = pair[0];
+    int64_t kv = pair[1];
+    int64_t unit = random_in(random, 1, 3);
+    int64_t hidden = random_in(random, 1, 5);
+    int64_t ffn = random_in(random, 1, 13);
+    int64_t vocab = random_in(random, 1, 19);
+    int64_t layers = random_in(random, 0, 5);
+    bool tied = random_in(random, 0, 1);
+    ADD(space, "embed", tied ? RS_STAGE_FIRST_AND_LAST : RS_STAGE_FIRST, 2, (vocab, hidden),
+        (RS_AXIS_VOCAB, RS_AXIS_WHOLE), 0, 0);
+    if (random_in(random, 0, 2) == 0)
+        ADD(space, "scale", RS_STAGE_BY_LAYER, 0, (0), (RS_AXIS_WHOLE), 0, 0);
+    if (layers > 0) {
+        ADD(space, "l.norm", RS_STAGE_BY_LAYER, 2, (layers, hidden), (RS_AXIS_LAYER, RS_AXIS_WHOLE),
+            0, 0);
+        ADD(space, "l.q", RS_STAGE_BY_LAYER, 3, (layers, q * unit, hidden),
+            (RS_AXIS_LAYER, RS_AXIS_Q_HEAD, RS_AXIS_WHOLE), unit, 0);
+        ADD(space, "l.k", RS_STAGE_BY_LAYER, 3, (layers, kv * unit, hidden),
+            (RS_AXIS_LAYER, RS_AXIS_KV_HEAD, RS_AXIS_WHOLE), unit, q / kv);
+        ADD(space, "l.v.bias", RS_STAGE_BY_LAYER, 2, (layers, kv * unit),
+            (RS_AXIS_LAYER, RS_AXIS_KV_HEAD), unit, q / kv);
+        ADD(space, "l.o", RS_STAGE_BY_LAYER, 3, (layers, hidden, q * unit),
+            (RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_Q_HEAD), unit, 0);
+        if (random_in(random, 0, 1))
+            ADD(space, "l.some", RS_STAGE_BY_LAYER, 2, (random_in(random, 0, (int)layers), 3),
+                (RS_AXIS_LAYER, RS_AXIS_WHOLE), 0, 0);
+        ADD(space, "l.down", RS_STAGE_BY_LAYER, 4, (layers, 2, ffn, hidden),
+            (RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_FFN, RS_AXIS_WHOLE), 0, 0);
+        ADD(space, "l.temperature", RS_STAGE_BY_LAYER, 1, (layers), (RS_AXIS_LAYER), 0, 0);
+    }
+    if (random_in(random, 0, 2) == 0)
+        ADD(space, "nothing", RS_STAGE_LAST, 2, (0, 4), (RS_AXIS_WHOLE, RS_AXIS_WHOLE), 0, 0);
+    if (random_in(random, 0, 2) == 0)
+        ADD(space, "everywhere", RS_STAGE_BY_LAYER, 2, (3, 5), (RS_AXIS_WHOLE, RS_AXIS_FFN), 0, 0);
+    ADD(space, "norm", RS_STAGE_LAST, 1, (hidden), (RS_AXIS_WHOLE), 0, 0);
+    if (!tied)
+        ADD(space, "head", RS_STAGE_LAST, 2, (vocab, hidden), (RS_AXIS_VOCAB, RS_AXIS_WHOLE), 0, 0);
+    return space;
+}
+
+static rs_layout random_layout(uint64_t *random)
+{
+    static const rs_mesh_axis orders[6][RS_MESH_AXES] = {{RS_MESH_TP, RS_MESH_DP, RS_MESH_PP},
+        {RS_MESH_TP, RS_MESH_PP, RS_MESH_DP}, {RS_MESH_DP, RS_MESH_TP, RS_MESH_PP},
+        {RS_MESH_DP, RS_MESH_PP, RS_MESH_TP}, {RS_MESH_PP, RS_MESH_TP, RS_MESH_DP},
+        {RS_MESH_PP, RS_MESH_DP, RS_MESH_TP}};
+    int world = random_in(random, 1, 17);
+    int parts[3] = {1, 1, 1};
+    /* Deal the world's prime factors over the axes. */
+    for (int factor = 2; world > 1; factor++)
+        while (world % factor == 0) {
+            parts[random_in(random, 0, 2)] *= factor;
+            world /= factor;
+        }
+    rs_layout layout = {
+        .tp = parts[0], .pp = parts[1], .dp = parts[2], .zero = random_in(random, 0, 3)};
+    memcpy(layout.order, orders[random_in(random, 0, 5)], sizeof layout.order);
+    return layout;
+}
+
+/* ---- brute force ---- */
+
+static int stage_of(const rs_layout *layout, int64_t layers, int64_t layer)
+{
+    int sizes[32] = {0};
+    for (int64_t l = 0; l < layers; l++)
+        sizes[l % layout->pp]++;
+    int stage = 0;
+    while (layer >= sizes[stage])
+        layer -= sizes[stage++];
+    return stage;
+}
+
+/* Does tp rank `tp` have index `at` of an axis? */
+static bool tp_has(const rs_layout *layout, const rs_tensor *t, int d, int64_t at, int tp)
+{
+    int64_t unit = t->unit[d] > 0 ? t->unit[d] : 1;
+    int64_t units = t->shape[d] / unit;
+    if (t->axis[d] == RS_AXIS_WHOLE || t->axis[d] == RS_AXIS_LAYER)
+        return true;
+    if (t->axis[d] != RS_AXIS_KV_HEAD)
+        return at / unit / ((units + layout->tp - 1) / layout->tp) == tp;
+    int64_t q_heads = units * t->kv_group;
+    int64_t each = (q_heads + layout->tp - 1) / layout->tp;
+    for (int64_t q = 0; q < q_heads; q++)
+        if (q / t->kv_group == at / unit && q / each == tp)
+            return true;
+    return false;
+}
+
+static bool stage_has(const rs_layout *layout, const rs_tensor *t, int stage, int block, int tail)
+{
+    bool first = stage == 0;
+    bool last = stage == layout->pp - 1;
+    if (t->stage == RS_STAGE_BY_LAYER)
+        return block == 0;
+    if (t->stage == RS_STAGE_FIRST)
+        return block == 0 && first;
+    if (t->stage == RS_STAGE_LAST)
+        return block == tail && last;
+    return (block == 0 && first) || (block == tail && last && !first);
+}
+
+static void write_out(const world_case *w, int rank, local *out)
+{
+    rs_coords at = rs_layout_coords(&w->layout, rank);
+    int64_t layers = rs_space_layer_count(w->space);
+    int tail = (int)layers + 1;
+    int64_t room = rs_space_elements(w->space);
+    out->items = calloc((size_t)room + 1, sizeof *out->items);
+    for (int block = 0; block <= tail; block++) {
+        out->block_begin[block] = out->count;
+        for (int i = 0; i < rs_space_tensor_count(w->space); i++) {
+            const rs_tensor *t = rs_space_tensor(w->space, i);
+            bool layered = t->ndim > 0 && t->axis[0] == RS_AXIS_LAYER;
+            bool in_layer = block > 0 && block < tail;
+            if (layered != in_layer ||
+                (!layered && !stage_has(&w->layout, t, at.pp, block, tail)) ||
+                (layered && stage_of(&w->layout, layers, block - 1) != at.pp))
+                continue;
+            int64_t volume = 1;
+            for (int d = 0; d < t->ndim; d++)
+                volume *= t->shape[d];
+            for (int64_t e = 0; e < volume; e++) {
+                int64_t rest = e;
+                bool have = true;
+                for (int d = t->ndim - 1; d >= 0; d--) {
+                    int64_t index = rest % t->shape[d];
+                    rest /= t->shape[d];
+                    have = have && tp_has(&w->layout, t, d, index, at.tp) &&
+                           (!layered || d > 0 || index == block - 1);
+                }
+                if (have)
+                    out->items[out->count++] = (element){.tensor = i, .block = block, .index = e};
+            }
+        }
+    }
+    out->block_begin[tail + 1] = out->count;
+}
+
+static void kept(const world_case *w, int rank, int role, int64_t *begin, int64_t *end)
+{
+    static const int needs[] = {
+        [RS_ROLE_MODEL] = 3, [RS_ROLE_OPTIMIZER] = 1, [RS_ROLE_GRADIENT] = 2};
+    int64_t total = w->locals[rank].count;
+    *begin = 0;
+    *end = total;
+    if (w->layout.zero < needs[rs_space_role(w->space, role)->role_class])
+        return;
+    int64_t each = 0;
+    while (each * w->layout.dp < total)
+        each += RS_FLAT_ALIGN;
+    int dp = rs_layout_coords(&w->layout, rank).dp;
+    *begin = dp * each < total ? dp * each : total;
+    *end = *begin + each < total ? *begin + each : total;
+}
+
+static void setup_case(world_case *w, uint64_t seed)
+{
+    uint64_t random = seed;
+    memset(w, 0, sizeof *w);
+    w->seed = seed;
+    w->space = random_space(&random);
+    w->layout = random_layout(&random);
+    w->ranks = rs_layout_world(&w->layout);
+    assert_int_equal(rs_layout_placement(w->space, &w->layout, &w->placement), RS_OK);
+    w->locals = calloc((size_t)w->ranks, sizeof *w->locals);
+    for (int r = 0; r < w->ranks; r++)
+        write_out(w, r, &w->locals[r]);
+}
+
+static void teardown_case(world_case *w)
+{
+    for (int r = 0; r < w->ranks; r++)
+        free(w->locals[r].items);
+    free(w->locals);
+    rs_placement_destroy(w->placement);
+    rs_space_destroy(w->space);
+}
+
+/* ---- comparisons ---- */
+
+static int64_t canonical(const rs_tensor *t, const int64_t *index)
+{
+    int64_t number = 0;
+    for (int d = 0; d < t->ndim; d++)
+        number = number * t->shape[d] + index[d];
+    return number;
+}
+
+static bool next_in(const rs_box *box, int64_t *index)
+{
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        if (++index[d] < box->offset[d] + box->extent[d])
+            return true;
+        index[d] = box->offset[d];
+    }
+    return false;
+}
+
+/* Every element of every shard lies where the concatenation says, and all of the kept ones do. */
+static void compare_shards(const world_case *w, int rank, int role, const rs_shard_list *shards)
+{
+    const local *own = &w->locals[rank];
+    int blocks = (int)rs_space_layer_count(w->space) + 2;
+    int64_t size = (int64_t)rs_dtype_size(rs_space_role(w->space, role)->dtype);
+    int64_t begin;
+    int64_t end;
+    kept(w, rank, role, &begin, &end);
+    int64_t covered = 0;
+    for (size_t s = 0; s < shards->count; s++) {
+        const rs_shard *shard = &shards->items[s];
+        const rs_tensor *t = rs_space_tensor(w->space, shard->tensor);
+        CHECK(shard->role == role && shard->dtype == rs_space_role(w->space, role)->dtype);
+        CHECK(!rs_box_is_empty(&shard->box));
+        if (s > 0)
+            CHECK(shards->items[s - 1].segment < shard->segment ||
+                  (shards->items[s - 1].segment == shard->segment &&
+                      shards->items[s - 1].offset < shard->offset));
+        int block = shard->segment - role * blocks;
+        CHECK(block >= 0 && block < blocks);
+        int64_t segment_begin = own->block_begin[block] > begin ? own->block_begin[block] : begin;
+        int64_t index[RS_MAX_DIMS];
+        memcpy(index, shard->box.offset, sizeof index);
+        do {
+            int64_t offset = shard->offset;
+            for (int d = 0; d < t->ndim; d++)
+                offset += (index[d] - shard->box.offset[d]) * shard->stride[d];
+            CHECK(offset % size == 0);
+            int64_t position = segment_begin + offset / size;
+            CHECK(position >= begin && position < end);
+            CHECK(own->items[position].tensor == shard->tensor);
+            CHECK(own->items[position].block == block);
+            CHECK(own->items[position].index == canonical(t, index));
+            covered++;
+        } while (next_in(&shard->box, index));
+    }
+    /* Positions determine elements and elements are distinct, so equal counts mean equal sets
+     * unless two shards overlap, which the ascending offsets of contiguous runs exclude. */
+    CHECK(covered == end - begin);
+    for (size_t a = 0; a < shards->count; a++)
+        for (size_t b = 0; b < a; b++) {
+            rs_box both;
+            CHECK(shards->items[a].tensor != shards->items[b].tensor ||
+                  !rs_box_intersect(&shards->items[a].box, &shards->items[b].box, &both));
+        }
+}
+
+static void compare_layout_ranges(const world_case *w, int rank)
+{
+    const local *own = &w->locals[rank];
+    int blocks = rs_layout_block_count(w->space);
+    CHECK(blocks == rs_space_layer_count(w->space) + 2);
+    CHECK(rs_layout_local_elements(w->space, &w->layout, rank) == own->count);
+    CHECK(rs_layout_rank(&w->layout, rs_layout_coords(&w->layout, rank)) == rank);
+    for (int b = 0; b < blocks; b++) {
+        int64_t begin;
+        int64_t end;
+        rs_layout_block_range(w->space, &w->layout, rank, b, &begin, &end);
+        CHECK(begin == own->block_begin[b] && end == own->block_begin[b + 1]);
+    }
+    for (int role = 0; role < ROLES; role++) {
+        int64_t range[2];
+        int64_t begin;
+        int64_t end;
+        rs_layout_flat_range(w->space, &w->layout, rank, role, &range[0], &range[1]);
+        kept(w, rank, role, &begin, &end);
+        CHECK(range[0] == begin && range[1] == end);
+    }
+}
+
+static void compare_segments(const world_case *w, int rank)
+{
+    const local *own = &w->locals[rank];
+    int blocks = rs_layout_block_count(w->space);
+    rs_segment_list segments = {0};
+    assert_int_equal(rs_placement_segments(w->placement, rank, &segments), RS_OK);
+    size_t at = 0;
+    for (int role = 0; role < ROLES; role++) {
+        int64_t begin;
+        int64_t end;
+        kept(w, rank, role, &begin, &end);
+        for (int b = 0; b < blocks; b++) {
+            int64_t elements = 0;
+            for (int64_t i = begin; i < end; i++)
+                elements += own->items[i].block == b;
+            if (elements == 0)
+                continue;
+            CHECK(at < segments.count);
+            CHECK(segments.items[at].segment == rs_layout_segment(w->space, role, b));
+            CHECK(segments.items[at].bytes ==
+                  elements * (int64_t)rs_dtype_size(rs_space_role(w->space, role)->dtype));
+            at++;
+        }
+    }
+    CHECK(at == segments.count);
+    rs_segment_list_fini(&segments);
+}
+
+static void test_shards_are_the_concatenation(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 120; seed++) {
+        world_case one;
+        world_case *w = &one;
+        setup_case(w, seed);
+        rs_shard_list shards = {0};
+        for (int rank = 0; rank < w->ranks; rank++) {
+            compare_layout_ranges(w, rank);
+            compare_segments(w, rank);
+            size_t all = 0;
+            for (int role = 0; role < ROLES; role++) {
+                assert_int_equal(rs_placement_shards(w->placement, rank, role, &shards), RS_OK);
+                compare_shards(w, rank, role, &shards);
+                all += shards.count;
+            }
+            assert_int_equal(rs_placement_shards(w->placement, rank, -1, &shards), RS_OK);
+            CHECK(shards.count == all);
+        }
+        assert_int_equal(rs_placement_shards(w->placement, w->ranks, -1, &shards), RS_OK);
+        CHECK(shards.count == 0);
+        rs_shard_list_fini(&shards);
+        teardown_case(w);
+    }
+}
+
+/* Every element of the space is somewhere, whatever the layout. */
+static void test_every_element_is_held(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 200; seed <= 280; seed++) {
+        world_case one;
+        world_case *w = &one;
+        setup_case(w, seed);
+        for (int role = 0; role < ROLES; role++)
+            for (int i = 0; i < rs_space_tensor_count(w->space); i++) {
+                const rs_tensor *t = rs_space_tensor(w->space, i);
+                rs_box whole = rs_box_whole(t->ndim, t->shape);
+                int64_t volume = rs_box_is_empty(&whole) ? 0 : rs_box_volume(&whole);
+                char *held = calloc((size_t)volume + 1, 1);
+                for (int rank = 0; rank < w->ranks; rank++) {
+                    int64_t begin;
+                    int64_t end;
+                    kept(w, rank, role, &begin, &end);
+                    for (int64_t e = begin; e < end; e++)
+                        if (w->locals[rank].items[e].tensor == i)
+                            held[w->locals[rank].items[e].index] = 1;
+                }
+                for (int64_t e = 0; e < volume; e++)
+                    CHECK(held[e]);
+                free(held);
+            }
+        teardown_case(w);
+    }
+}
+
+static rs_box random_box(uint64_t *random, const rs_box *within)
+{
+    rs_box box = *within;
+    for (int d = 0; d < box.ndim; d++) {
+        int extent = (int)within->extent[d];
+        int begin = random_in(random, 0, extent > 0 ? extent - 1 : 0);
+        box.offset[d] += begin;
+        box.extent[d] = extent > 0 ? random_in(random, 0, 9) == 0
+                                         ? extent - begin
+                                         : random_in(random, 1, extent - begin)
+                                   : 0;
+    }
+    return box;
+}
+
+/* One shard of one rank. */
+typedef struct owned {
+    rs_box box;
+    int rank;
+} owned;
+
+static int compare_owned(const void *a, const void *b)
+{
+    const owned *x = a;
+    const owned *y = b;
+    int order = rs_box_compare(&x->box, &y->box);
+    return order != 0 ? order : x->rank - y->rank;
+}
+
+/* All shards of all ranks of a role, rank by rank. */
+static void gather(const world_case *w, int role, rs_shard_list *out, size_t *first)
+{
+    rs_shard_list one = {0};
+    out->count = 0;
+    for (int rank = 0; rank < w->ranks; rank++) {
+        first[rank] = out->count;
+        assert_int_equal(rs_placement_shards(w->placement, rank, role, &one), RS_OK);
+        size_t need = out->count + one.count;
+        out->items = realloc(out->items, (need + 1) * sizeof *out->items);
+        if (one.count > 0)
+            memcpy(out->items + out->count, one.items, one.count * sizeof *one.items);
+        out->count = need;
+    }
+    first[w->ranks] = out->count;
+    rs_shard_list_fini(&one);
+}
+
+static void compare_locate(const world_case *w, const rs_shard_list *all, const size_t *first,
+    int tensor, int role, const rs_box *box)
+{
+    owned *expected = calloc(all->count + 1, sizeof *expected);
+    size_t count = 0;
+    for (int rank = 0; rank < w->ranks; rank++)
+        for (size_t s = first[rank]; s < first[rank + 1]; s++) {
+            rs_box both;
+            if (all->items[s].tensor == tensor && rs_box_intersect(&all->items[s].box, box, &both))
+                expected[count++] = (owned){.box = all->items[s].box, .rank = rank};
+        }
+    qsort(expected, count, sizeof *expected, compare_owned);
+    rs_holding_list found = {0};
+    assert_int_equal(rs_placement_locate(w->placement, tensor, role, box, &found), RS_OK);
+    CHECK(found.rank_count == count);
+    size_t at = 0;
+    for (size_t h = 0; h < found.count; h++) {
+        CHECK(found.items[h].count > 0);
+        if (h > 0)
+            CHECK(rs_box_compare(&found.items[h - 1].box, &found.items[h].box) < 0);
+        for (size_t r = 0; r < found.items[h].count; r++, at++) {
+            CHECK(at < count);
+            CHECK(rs_box_equal(&found.items[h].box, &expected[at].box));
+            CHECK(found.ranks[found.items[h].first + r] == expected[at].rank);
+        }
+    }
+    CHECK(at == count);
+    rs_holding_list_fini(&found);
+    free(expected);
+}
+
+static void compare_address(const world_case *w, const rs_shard_list *all, const size_t *first,
+    int rank, int tensor, int role, const rs_box *box)
+{
+    const rs_shard *within = NULL;
+    for (size_t s = first[rank]; s < first[rank + 1]; s++)
+        if (all->items[s].tensor == tensor && rs_box_contains(&all->items[s].box, box) &&
+            !rs_box_is_empty(box))
+            within = &all->items[s];
+    rs_shard part;
+    rs_status status = rs_placement_address(w->placement, rank, tensor, role, box, &part);
+    if (within == NULL) {
+        CHECK(status == RS_ERR_NOT_FOUND);
+        return;
+    }
+    CHECK(status == RS_OK);
+    CHECK(part.tensor == tensor && part.role == role && part.dtype == within->dtype);
+    CHECK(part.segment == within->segment && rs_box_equal(&part.box, box));
+    int64_t offset = within->offset;
+    for (int d = 0; d < box->ndim; d++) {
+        offset += (box->offset[d] - within->box.offset[d]) * within->stride[d];
+        CHECK(part.stride[d] == within->stride[d]);
+    }
+    CHECK(part.offset == offset);
+}
+
+static void test_locate_and_address(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1000; seed < 1120; seed++) {
+        world_case one;
+        world_case *w = &one;
+        setup_case(w, seed);
+        uint64_t random = ~seed;
+        rs_shard_list all = {0};
+        size_t first[18];
+        for (int role = 0; role < ROLES; role++) {
+            gather(w, role, &all, first);
+            for (int i = 0; i < rs_space_tensor_count(w->space); i++) {
+                const rs_tensor *t = rs_space_tensor(w->space, i);
+                rs_box whole = rs_box_whole(t->ndim, t->shape);
+                compare_locate(w, &all, first, i, role, &whole);
+                for (int round = 0; round < 6; round++) {
+                    rs_box box = random_box(&random, &whole);
+                    compare_locate(w, &all, first, i, role, &box);
+                    compare_address(
+                        w, &all, first, random_in(&random, 0, w->ranks - 1), i, role, &box);
+                }
+            }
+            for (size_t s = 0; s < all.count; s++) {
+                int rank = 0;
+                while (first[rank + 1] <= s)
+                    rank++;
+                rs_box box = random_box(&random, &all.items[s].box);
+                compare_address(w, &all, first, rank, all.items[s].tensor, role, &box);
+            }
+        }
+        free(all.items);
+        teardown_case(w);
+    }
+}
+
+static void test_geometry(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 2000; seed < 2060; seed++) {
+        world_case one;
+        world_case *w = &one;
+        setup_case(w, seed);
+        rs_shard_list shards[ROLES] = {{0}};
+        size_t first[ROLES][18];
+        bool same[ROLES][ROLES];
+        for (int role = 0; role < ROLES; role++) {
+            gather(w, role, &shards[role], first[role]);
+            for (int other = 0; other <= role; other++) {
+                same[role][other] =
+                    memcmp(first[role], first[other], (size_t)(w->ranks + 1) * sizeof(size_t)) == 0;
+                for (size_t s = 0; same[role][other] && s < shards[role].count; s++)
+                    same[role][other] =
+                        shards[role].items[s].tensor == shards[other].items[s].tensor &&
+                        rs_box_equal(&shards[role].items[s].box, &shards[other].items[s].box);
+            }
+            int lowest = rs_placement_geometry(w->placement, role);
+            CHECK(lowest <= role && same[role][lowest]);
+            CHECK(rs_placement_geometry(w->placement, lowest) == lowest);
+        }
+        /* Roles of one class always share one. */
+        CHECK(rs_placement_geometry(w->placement, 3) == rs_placement_geometry(w->placement, 1));
+        if (w->layout.dp == 1 || w->layout.zero == 0)
+            CHECK(rs_placement_geometry(w->placement, 3) == 0);
+        for (int role = 0; role < ROLES; role++)
+            free(shards[role].items);
+        teardown_case(w);
+    }
+}
+
+/* ---- what a layout cannot place ---- */
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    rs_space *space;
+    rs_placement *placement;
+    rs_layout layout;
+    assert_int_equal(rs_space_create(&space), RS_OK);
+    assert_int_equal(rs_layout_parse("tp=2", &layout), RS_OK);
+    ADD(space, "both", RS_STAGE_BY_LAYER, 2, (4, 4), (RS_AXIS_VOCAB, RS_AXIS_FFN), 0, 0);
+    assert_int_equal(rs_layout_placement(space, &layout, &placement), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "both"));
+    rs_space_destroy(space);
+    assert_int_equal(rs_space_create(&space), RS_OK);
+    layout.tp = 0;
+    assert_int_equal(rs_layout_placement(space, &layout, &placement), RS_ERR_ARGUMENT);
+    layout.tp = 2;
+    layout.order[0] = layout.order[1];
+    assert_int_equal(rs_layout_placement(space, &layout, &placement), RS_ERR_ARGUMENT);
+    rs_space_destroy(space);
+}
+
+static void test_questions_are_checked(void **state)
+{
+    (void)state;
+    world_case one;
+    world_case *w = &one;
+    setup_case(w, 5);
+    rs_shard_list shards = {0};
+    rs_holding_list holdings = {0};
+    rs_shard shard;
+    rs_box far = {.ndim = 2, .offset = {1000, 0}, .extent = {1, 1}};
+    rs_box flat = {.ndim = 1, .extent = {1}};
+    rs_placement *p = w->placement;
+    assert_int_equal(rs_placement_shards(p, -1, 0, &shards), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_placement_shards(p, 0, ROLES, &shards), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_placement_shards(p, 0, -2, &shards), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_placement_locate(p, 0, 0, &far, &holdings), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_placement_locate(p, 0, 0, &flat, &holdings), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_placement_locate(p, -1, 0, &far, &holdings), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_placement_address(p, 0, 0, ROLES, &far, &shard), RS_ERR_ARGUMENT);
+    teardown_case(w);
+}
+
+/* The N-th allocation fails, N = 1, 2, ...: the call says so and nothing is left (run under asan).
+ */
+static void test_allocation_failures(void **state)
+{
+    (void)state;
+    uint64_t random = 42;
+    rs_space *space = random_space(&random);
+    rs_layout layout;
+    assert_int_equal(rs_layout_parse("tp=3,pp=2,dp=2,zero=1", &layout), RS_OK);
+    rs_status status = RS_ERR_NO_MEMORY;
+    for (size_t n = 1; status != RS_OK; n++) {
+        rs_placement *placement = NULL;
+        rs_shard_list shards = {0};
+        rs_segment_list segments = {0};
+        rs_holding_list holdings = {0};
+        const rs_tensor *t = rs_space_tensor(space, 0);
+        rs_box whole = rs_box_whole(t->ndim, t->shape);
+        rs_alloc_fail_at(n);
+        status = rs_layout_placement(space, &layout, &placement);
+        if (status == RS_OK)
+            status = rs_placement_shards(placement, 0, -1, &shards);
+        if (status == RS_OK)
+            status = rs_placement_segments(placement, 0, &segments);
+        if (status == RS_OK)
+            status = rs_placement_locate(placement, 0, 1, &whole, &holdings);
+        rs_alloc_fail_at(0);
+        assert_true(status == RS_OK || status == RS_ERR_NO_MEMORY);
+        assert_true(status == RS_OK || n < 100);
+        assert_true(status != RS_OK || n > 10);
+        rs_shard_list_fini(&shards);
+        rs_segment_list_fini(&segments);
+        rs_holding_list_fini(&holdings);
+        rs_placement_destroy(placement);
+    }
+    rs_space_destroy(space);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shards_are_the_concatenation),
+        cmocka_unit_test(test_every_element_is_held),
+        cmocka_unit_test(test_locate_and_address),
+        cmocka_unit_test(test_geometry),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_questions_are_checked),
+        cmocka_unit_test(test_allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
