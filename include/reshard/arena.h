@@ -11,7 +11,9 @@
  *
  * Usual order of a switch: rs_arena_create for the next generation (adopting), rs_arena_touch in
  * slices while training goes on, peers rs_arena_open the old generation, bytes move,
- * rs_arena_commit, rs_arena_delete of the old generation. All functions are local.
+ * rs_arena_commit, rs_arena_delete of the old generation. A tight switch makes the next generation
+ * with rs_arena_create_sparse and touches nothing ahead. All functions are local. docs/arena.md has
+ * the format and the rules.
  */
 #ifndef RESHARD_ARENA_H
 #define RESHARD_ARENA_H
@@ -38,7 +40,8 @@ void rs_keeper_close(rs_keeper *keeper);
 /* Bytes that the keeper could still hand out (free space of its file system, cgroup limit). */
 rs_status rs_keeper_free_bytes(const rs_keeper *keeper, int64_t *bytes) RS_MUST_CHECK;
 
-/* Removes every file of the job on this node. For a clean end, and for what a power cut left. */
+/* Removes every file of the job on this node. For a clean end, and for what a power cut left. What
+ * is not a regular file of this user with a name that this job gives is never touched. */
 rs_status rs_keeper_sweep(rs_keeper *keeper) RS_MUST_CHECK;
 
 /*
@@ -51,7 +54,8 @@ rs_status rs_arena_create(rs_keeper *keeper, int generation, int rank,
     const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
     rs_arena **out) RS_MUST_CHECK;
 
-/* Maps an existing arena: read-only unless `writable`. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED. */
+/* Maps an existing arena: read-only unless `writable`. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED,
+ * RS_ERR_MISMATCH (of another job, version or boot). Whether it was committed: rs_arena_step. */
 rs_status rs_arena_open(
     rs_keeper *keeper, int generation, int rank, bool writable, rs_arena **out) RS_MUST_CHECK;
 
@@ -62,8 +66,14 @@ void rs_arena_close(rs_arena *arena);
 const rs_memory *rs_arena_memory(const rs_arena *arena);
 
 int rs_arena_generation(const rs_arena *arena);
+int rs_arena_rank(const rs_arena *arena);
 
-/* Faults in up to `max_bytes` of the new extent's pages; returns what is left untouched. */
+/* The step at which the arena was last committed, -1 if it never was. */
+int64_t rs_arena_step(const rs_arena *arena);
+
+/* Faults in up to `max_bytes` more of the arena's pages, for writing where it is writable, else for
+ * reading (so a peer's arena can be mapped ahead of a move too); returns the bytes left. A sparse
+ * arena that is not committed has nothing to touch. */
 int64_t rs_arena_touch(rs_arena *arena, int64_t max_bytes);
 
 /* Bytes of the arena's own extent that are backed by memory now. */
@@ -75,10 +85,21 @@ rs_status rs_arena_commit(rs_arena *arena, int64_t step) RS_MUST_CHECK;
 /* Gives the memory of whole pages inside a range of a segment back to the system. */
 rs_status rs_arena_punch(rs_arena *arena, int segment, int64_t offset, int64_t bytes) RS_MUST_CHECK;
 
-/* Removes the table of (generation, rank), then its extents as far as `keep` (may be NULL) does not
- * name them: whole files, or punched ranges. Absent files are no error. */
+/* Removes the table of (generation, rank), then its extents as far as neither `keep` (may be NULL)
+ * nor another table of the job on this node names them: whole files, or punched ranges. Absent
+ * files are no error. */
 rs_status rs_arena_delete(
     rs_keeper *keeper, int generation, int rank, const rs_arena *keep) RS_MUST_CHECK;
+
+/*
+ * Marks, for tight moves: how many copies the owner of `arena` (the new one) has pulled from the
+ * old arena of rank `source`. One writer; whoever reads n also sees what the writer did before it
+ * wrote n. RS_ERR_UNSUPPORTED for a rank of RS_ARENA_MARKS or above.
+ */
+#define RS_ARENA_MARKS (1 << 20)
+
+rs_status rs_arena_mark(rs_arena *arena, int source, uint64_t copies) RS_MUST_CHECK;
+uint64_t rs_arena_marked(const rs_arena *arena, int source);
 
 #ifdef __cplusplus
 }

@@ -10,8 +10,8 @@
  * those that follow from a layout (layout.h), and those listed shard by shard
  * (rs_placement_create_list).
  *
- * A holder beyond the placement is one that has nothing. Numbers of tensors and roles outside the space
- * and boxes outside their tensor are RS_ERR_ARGUMENT; so is a negative holder.
+ * A holder beyond the placement is one that has nothing. Numbers of tensors and roles outside the
+ * space and boxes outside their tensor are RS_ERR_ARGUMENT; so is a negative holder.
  *
  * Rules of every placement: shards of one holder and one (tensor, role) do not overlap; answers are
  * the same on every rank and every call; a placement is immutable and may be read by many threads.
