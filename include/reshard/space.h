@@ -80,7 +80,8 @@ rs_status rs_space_add_role(rs_space *space, const rs_role *role, int *id) RS_MU
 
 /* Adds a tensor; copies `tensor` and its name. `*id` (may be NULL) gets its number, from 0 on.
  * RS_ERR_ARGUMENT: name taken, more than RS_MAX_DIMS dimensions, negative extent, an axis length
- * that is no multiple of its unit, a layer axis that is not axis 0. RS_ERR_OVERFLOW. */
+ * that is no multiple of its unit, a layer axis that is not axis 0, a negative kv_group.
+ * RS_ERR_OVERFLOW: elements, bytes or query heads do not fit 64 bits. */
 rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id) RS_MUST_CHECK;
 
 int rs_space_tensor_count(const rs_space *space);

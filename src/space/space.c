@@ -114,6 +114,15 @@ static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)
         if (tensor->axis[d] == RS_AXIS_LAYER && d != 0)
             return rs_error_set(
                 RS_ERR_ARGUMENT, "tensor %s: the layer axis must be dimension 0", tensor->name);
+        int64_t q_heads;
+        if (tensor->axis[d] == RS_AXIS_KV_HEAD && tensor->kv_group < 0)
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "tensor %s: %" PRId64 " query heads per key/value head", tensor->name,
+                tensor->kv_group);
+        if (tensor->axis[d] == RS_AXIS_KV_HEAD &&
+            !rs_mul_fits(extent / unit, tensor->kv_group, &q_heads))
+            return rs_error_set(
+                RS_ERR_OVERFLOW, "tensor %s: its query heads do not fit 64 bits", tensor->name);
         if (extent == 0)
             empty = true;
         else if (!rs_mul_fits(*volume, extent, volume))

@@ -1,0 +1,291 @@
+/* Layouts as text, and the numbers of docs/layouts.md. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <limits.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "reshard/layout.h"
+
+static rs_layout parsed(const char *text)
+{
+    rs_layout layout;
+    rs_status status = rs_layout_parse(text, &layout);
+    if (status != RS_OK)
+        fail_msg("%s: %s", text, rs_error_message());
+    return layout;
+}
+
+static void test_text(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *given;
+        const char *canonical;
+        const char *meaning;
+    } rows[] = {
+        {"tp=2,pp=4,dp=8,zero=1", "tp=2,pp=4,dp=8,zero=1", "world 64 = tp2 cp1 dp8 pp4"},
+        {"zero=1,dp=8,pp=4,tp=2", "tp=2,pp=4,dp=8,zero=1", "world 64 = tp2 cp1 dp8 pp4"},
+        {"dp=1", "dp=1", "world 1 = tp1 cp1 dp1 pp1"},
+        {"tp=1,zero=0", "dp=1", "world 1 = tp1 cp1 dp1 pp1"},
+        {"pp=3,zero=2", "pp=3,zero=2", "world 3 = tp1 cp1 dp1 pp3"},
+        {"tp=4,order=tp-cp-ep-dp-pp", "tp=4", "world 4 = tp4 cp1 dp1 pp1"},
+        {"dp=5,order=tp-pp-dp", "dp=5,order=tp-pp-dp", "world 5 = tp1 cp1 dp5 pp1"},
+        {"order=pp-ep-dp-tp", "order=pp-dp-tp", "world 1 = tp1 cp1 dp1 pp1"},
+        {"cp=1,ep=1,etp=1,vpp=1,sp=off,zero_cut=concat,dp=3,shard=3", "dp=3",
+            "world 3 = tp1 cp1 dp3 pp1"},
+        {"etp=4,tp=4", "tp=4", "world 4 = tp4 cp1 dp1 pp1"},
+        {"dp=2147483647", "dp=2147483647", "world 2147483647 = tp1 cp1 dp2147483647 pp1"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[RS_LAYOUT_TEXT];
+        rs_layout layout = parsed(rows[i].given);
+        assert_string_equal(rs_layout_format(&layout, text), rows[i].canonical);
+        rs_layout again = parsed(text);
+        assert_true(rs_layout_equal(&layout, &again));
+        assert_string_equal(rs_layout_describe(&layout, text), rows[i].meaning);
+    }
+    rs_layout a = parsed("tp=2,dp=2");
+    rs_layout b = parsed("tp=2,dp=2,order=dp-tp-pp");
+    rs_layout c = parsed("tp=2,dp=2,zero=1");
+    assert_false(rs_layout_equal(&a, &b));
+    assert_false(rs_layout_equal(&a, &c));
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        rs_status status;
+        const char *words[3];
+    } rows[] = {
+        {"", RS_ERR_ARGUMENT, {"key=value", "tp=2,pp=4"}},
+        {"tp", RS_ERR_ARGUMENT, {"\"tp\"", "key=value"}},
+        {"tp=2,,dp=2", RS_ERR_ARGUMENT, {"key=value"}},
+        {"tp=2,", RS_ERR_ARGUMENT, {"key=value"}},
+        {"=2", RS_ERR_ARGUMENT, {"the key"}},
+        {"tp=", RS_ERR_ARGUMENT, {"the value"}},
+        {"a_key_of_many_letters=1", RS_ERR_ARGUMENT, {"the key"}},
+        {"tpp=2", RS_ERR_ARGUMENT, {"tpp", "tp, pp, dp, zero, order"}},
+        {" tp=2", RS_ERR_ARGUMENT, {"unknown key"}},
+        {"tp=0", RS_ERR_ARGUMENT, {"tp=0", "from 1 on"}},
+        {"tp=-1", RS_ERR_ARGUMENT, {"tp=-1", "from 1 on"}},
+        {"tp=+1", RS_ERR_ARGUMENT, {"tp=+1"}},
+        {"tp=2x", RS_ERR_ARGUMENT, {"tp=2x"}},
+        {"tp=99999999999999999999", RS_ERR_ARGUMENT, {"tp=9999"}},
+        {"dp=2147483648", RS_ERR_ARGUMENT, {"dp=2147483648"}},
+        {"tp=65536,pp=65536", RS_ERR_ARGUMENT, {"tp=65536,pp=65536", "product"}},
+        {"tp=2,tp=2", RS_ERR_ARGUMENT, {"tp is given twice"}},
+        {"zero=0,zero=0", RS_ERR_ARGUMENT, {"zero is given twice"}},
+        {"zero=4", RS_ERR_ARGUMENT, {"zero=4", "0, 1, 2 or 3"}},
+        {"order=tp-dp", RS_ERR_ARGUMENT, {"order=tp-dp", "once each"}},
+        {"order=tp-dp-pp-tp", RS_ERR_ARGUMENT, {"once each"}},
+        {"order=tp-dp-pp-", RS_ERR_ARGUMENT, {"once each"}},
+        {"order=tp-dp-pp-cp-cp", RS_ERR_ARGUMENT, {"once each"}},
+        {"order=tp-dp-xp", RS_ERR_ARGUMENT, {"once each"}},
+        {"sp=4", RS_ERR_ARGUMENT, {"use cp=4"}},
+        {"sp=yes", RS_ERR_ARGUMENT, {"on or off"}},
+        {"sp=on", RS_ERR_UNSUPPORTED, {"sp=on", "sp=off"}},
+        {"cp=2", RS_ERR_UNSUPPORTED, {"cp=2", "cp=1"}},
+        {"ep=8", RS_ERR_UNSUPPORTED, {"ep=8", "ep=1"}},
+        {"tp=2,etp=4", RS_ERR_UNSUPPORTED, {"etp=4", "leaving it out"}},
+        {"vpp=2", RS_ERR_UNSUPPORTED, {"vpp=2", "vpp=1"}},
+        {"cp=0", RS_ERR_ARGUMENT, {"cp=0"}},
+        {"pp=2,stages=3-1", RS_ERR_UNSUPPORTED, {"stages=3-1", "pp=N"}},
+        {"dp=4,shard=2", RS_ERR_UNSUPPORTED, {"shard=2", "shard=4"}},
+        {"zero_cut=param", RS_ERR_UNSUPPORTED, {"zero_cut=param", "zero_cut=concat"}},
+        {"zero_cut=all", RS_ERR_ARGUMENT, {"concat, param or dim0"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        rs_layout layout;
+        rs_status status = rs_layout_parse(rows[i].text, &layout);
+        if (status != rows[i].status)
+            fail_msg("%s: %s", rows[i].text, rs_status_name(status));
+        for (int w = 0; w < 3 && rows[i].words[w] != NULL; w++)
+            if (strstr(rs_error_message(), rows[i].words[w]) == NULL)
+                fail_msg(
+                    "%s: \"%s\" is not in: %s", rows[i].text, rows[i].words[w], rs_error_message());
+    }
+}
+
+static void test_coords(void **state)
+{
+    (void)state;
+    /* The default order: tp fastest, then dp, then pp. */
+    rs_layout layout = parsed("tp=2,pp=2,dp=3");
+    rs_coords at = rs_layout_coords(&layout, 9);
+    assert_int_equal(at.tp, 1);
+    assert_int_equal(at.dp, 1);
+    assert_int_equal(at.pp, 1);
+    layout = parsed("tp=2,pp=2,dp=3,order=pp-tp-dp");
+    at = rs_layout_coords(&layout, 9);
+    assert_int_equal(at.pp, 1);
+    assert_int_equal(at.tp, 0);
+    assert_int_equal(at.dp, 2);
+    for (int rank = 0; rank < 12; rank++)
+        assert_int_equal(rs_layout_rank(&layout, rs_layout_coords(&layout, rank)), rank);
+}
+
+static rs_tensor tensor_of(rs_axis axis, int64_t units, int64_t unit, int64_t group)
+{
+    return (rs_tensor){.name = "t",
+        .ndim = 1,
+        .shape = {units * unit},
+        .axis = {axis},
+        .unit = {unit},
+        .kv_group = group};
+}
+
+static void expect_ranges(
+    const char *layout_text, const rs_tensor *tensor, int64_t unit, const int64_t (*ranges)[2])
+{
+    rs_layout layout = parsed(layout_text);
+    for (int tp = 0; tp < layout.tp; tp++) {
+        int64_t begin;
+        int64_t end;
+        rs_layout_tp_range(&layout, tensor, 0, tp, &begin, &end);
+        assert_int_equal(begin, ranges[tp][0] * unit);
+        assert_int_equal(end, ranges[tp][1] * unit);
+    }
+}
+
+static void test_tp_ranges(void **state)
+{
+    (void)state;
+    /* 28 query heads and 4 key/value heads at tp=3: 10, 10, 8 query heads. */
+    rs_tensor q = tensor_of(RS_AXIS_Q_HEAD, 28, 128, 0);
+    rs_tensor kv = tensor_of(RS_AXIS_KV_HEAD, 4, 128, 7);
+    expect_ranges("tp=3", &q, 128, (const int64_t[][2]){{0, 10}, {10, 20}, {20, 28}});
+    expect_ranges("tp=3", &kv, 128, (const int64_t[][2]){{0, 2}, {1, 3}, {2, 4}});
+    /* 12/4 at tp=3: 4, 4, 4 query heads, one and a third groups each. */
+    q = tensor_of(RS_AXIS_Q_HEAD, 12, 2, 0);
+    kv = tensor_of(RS_AXIS_KV_HEAD, 4, 2, 3);
+    expect_ranges("tp=3", &q, 2, (const int64_t[][2]){{0, 4}, {4, 8}, {8, 12}});
+    expect_ranges("tp=3", &kv, 2, (const int64_t[][2]){{0, 2}, {1, 3}, {2, 4}});
+    /* 32/8 at tp=6: ceil(32 / 6) = 6 each, 2 for the last. */
+    q = tensor_of(RS_AXIS_Q_HEAD, 32, 4, 0);
+    kv = tensor_of(RS_AXIS_KV_HEAD, 8, 4, 4);
+    expect_ranges("tp=6", &q, 4,
+        (const int64_t[][2]){{0, 6}, {6, 12}, {12, 18}, {18, 24}, {24, 30}, {30, 32}});
+    expect_ranges(
+        "tp=6", &kv, 4, (const int64_t[][2]){{0, 2}, {1, 3}, {3, 5}, {4, 6}, {6, 8}, {7, 8}});
+    /* tp above the number of key/value heads: two ranks share each. */
+    q = tensor_of(RS_AXIS_Q_HEAD, 8, 1, 0);
+    kv = tensor_of(RS_AXIS_KV_HEAD, 4, 1, 2);
+    expect_ranges("tp=8", &kv, 1,
+        (const int64_t[][2]){{0, 1}, {0, 1}, {1, 2}, {1, 2}, {2, 3}, {2, 3}, {3, 4}, {3, 4}});
+    /* More ranks than heads: some have nothing. */
+    expect_ranges("tp=9", &q, 1,
+        (const int64_t[][2]){
+            {0, 1}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 8}});
+    /* Rows: 151,936 over 3; and 10 over 4, the last with one. */
+    rs_tensor rows = tensor_of(RS_AXIS_VOCAB, 151936, 1, 0);
+    expect_ranges(
+        "tp=3", &rows, 1, (const int64_t[][2]){{0, 50646}, {50646, 101292}, {101292, 151936}});
+    rows = tensor_of(RS_AXIS_FFN, 10, 1, 0);
+    expect_ranges("tp=4", &rows, 1, (const int64_t[][2]){{0, 3}, {3, 6}, {6, 9}, {9, 10}});
+    rs_tensor whole = tensor_of(RS_AXIS_WHOLE, 5, 1, 0);
+    expect_ranges("tp=2", &whole, 1, (const int64_t[][2]){{0, 5}, {0, 5}});
+}
+
+static void test_stage_layers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *layout;
+        int64_t layers;
+        int64_t begins[7];
+    } rows[] = {
+        {"pp=4", 80, {0, 20, 40, 60, 80}},
+        {"pp=4", 10, {0, 3, 6, 8, 10}},
+        {"pp=3", 4, {0, 2, 3, 4}},
+        {"pp=5", 2, {0, 1, 2, 2, 2, 2}},
+        {"pp=2", 0, {0, 0, 0}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        rs_layout layout = parsed(rows[i].layout);
+        for (int stage = 0; stage < layout.pp; stage++) {
+            int64_t begin;
+            int64_t end;
+            rs_layout_stage_layers(&layout, rows[i].layers, stage, &begin, &end);
+            assert_int_equal(begin, rows[i].begins[stage]);
+            assert_int_equal(end, rows[i].begins[stage + 1]);
+        }
+    }
+}
+
+static rs_space *vector_space(int64_t elements, int64_t layers)
+{
+    rs_space *space;
+    assert_int_equal(rs_space_create(&space), RS_OK);
+    rs_role param = {"param", RS_DTYPE_F32, RS_ROLE_MODEL};
+    rs_role moment = {"exp_avg", RS_DTYPE_F32, RS_ROLE_OPTIMIZER};
+    assert_int_equal(rs_space_add_role(space, &param, NULL), RS_OK);
+    assert_int_equal(rs_space_add_role(space, &moment, NULL), RS_OK);
+    rs_tensor tensor = {.name = "t",
+        .ndim = 2,
+        .shape = {layers, elements},
+        .axis = {RS_AXIS_LAYER, RS_AXIS_WHOLE}};
+    assert_int_equal(rs_space_add_tensor(space, &tensor, NULL), RS_OK);
+    return space;
+}
+
+static void test_trainable(void **state)
+{
+    (void)state;
+    rs_space *space = vector_space(4, 4);
+    rs_layout layout = parsed("tp=2,pp=4,zero=1");
+    assert_int_equal(rs_layout_check_trainable(&layout, space), RS_OK);
+    layout = parsed("tp=2,pp=6,zero=1");
+    assert_int_equal(rs_layout_check_trainable(&layout, space), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "4 layers"));
+    assert_non_null(strstr(rs_error_message(), "fits is tp=2,pp=4,zero=1"));
+    layout = parsed("dp=2,zero=3");
+    assert_int_equal(rs_layout_check_trainable(&layout, space), RS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(rs_error_message(), "fits is dp=2,zero=1"));
+    rs_space_destroy(space);
+}
+
+/* 200 elements over dp=3: n = ceil(200 / 3) = 67, rounded up to 128. */
+static void test_flat_range(void **state)
+{
+    (void)state;
+    static const int64_t begins[] = {0, 128, 200, 200};
+    rs_space *space = vector_space(100, 2);
+    rs_layout layout = parsed("dp=3,zero=1");
+    for (int rank = 0; rank < 3; rank++) {
+        int64_t begin;
+        int64_t end;
+        rs_layout_flat_range(space, &layout, rank, 1, &begin, &end);
+        assert_int_equal(begin, begins[rank]);
+        assert_int_equal(end, begins[rank + 1]);
+        rs_layout_flat_range(space, &layout, rank, 0, &begin, &end);
+        assert_int_equal(begin, 0);
+        assert_int_equal(end, 200);
+    }
+    /* Block 1 is layer 0: rank 1's shard begins 28 elements into layer 1. */
+    int64_t begin;
+    int64_t end;
+    rs_layout_block_range(space, &layout, 1, 2, &begin, &end);
+    assert_int_equal(begin, 100);
+    assert_int_equal(end, 200);
+    assert_int_equal(rs_layout_segment(space, 1, 2), 1 * 4 + 2);
+    rs_space_destroy(space);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_coords),
+        cmocka_unit_test(test_tp_ranges),
+        cmocka_unit_test(test_stage_layers),
+        cmocka_unit_test(test_trainable),
+        cmocka_unit_test(test_flat_range),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
