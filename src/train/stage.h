@@ -74,7 +74,9 @@ typedef struct rs_stage_tensors {
 
 typedef struct rs_stage rs_stage;
 
-/* `shape` and `tp` are copied. Allocates all working memory. The caller owns `*out`. */
+/* `shape` and `tp` are copied. Allocates all working memory. The stage uses as many threads as
+ * OpenBLAS had when it was created (rs_product_set_threads in kernels.h; ranks that share cores
+ * want 1). The caller owns `*out`. */
 rs_status rs_stage_create(
     const rs_stage_shape *shape, const rs_stage_tp *tp, rs_stage **out) RS_MUST_CHECK;
 void rs_stage_destroy(rs_stage *stage);
@@ -84,7 +86,8 @@ void rs_stage_destroy(rs_stage *stage);
  * `tokens` and `targets`: [batch, seq] byte values, needed on the first and the last stage.
  * `input`: [batch, seq, H] from the stage before (NULL on the first); `output`: the same for the
  * next stage (NULL on the last). `loss_sum`: on the last stage, the sum of the cross-entropy over
- * the micro-batch's tokens, the same bits on every tp rank. batch may be 0.
+ * the micro-batch's tokens, the same bits on every tp rank. batch may be 0: then no callback is
+ * called.
  */
 rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int slot,
     int64_t batch, const uint8_t *tokens, const uint8_t *targets, const float *input, float *output,

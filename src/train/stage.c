@@ -1,0 +1,665 @@
+/*
+ * One pipeline stage of a Llama-family decoder on one tp rank.
+ *
+ * A layer is two half-layers, each x + f(norm(x)): f is attention, or the gated feed-forward. The
+ * rank has some rows of f's first products (q, k, v; gate, up) and the matching columns of its last
+ * (o; down), so it computes a partial f from the whole norm(x), and one sum over the group gives f;
+ * backward, one sum gives the gradient of norm(x) (Megatron-LM: Shoeybi et al., arXiv 1909.08053).
+ * A rank without heads or rows adds zeros.
+ *
+ * Invariants:
+ * 1. What every rank of the group has whole (the residual stream x and its gradient, norms'
+ * weights, biases of o and down) has the same bits on every rank: it is computed from reduced
+ * values alone.
+ * 2. A slot keeps what the backward pass cannot make again without a product: x before each
+ * half-layer, q, k, v after rotation, attention's output and denominators, gate and up. Norms and
+ * silu are redone.
+ * 3. The calls to the group depend only on the shape and on the batch, never on a rank's ranges, so
+ * a group whose ranks get the same micro-batch meets in the same calls.
+ * 4. Working memory is allocated once, in rs_stage_create; every element read was written before.
+ *
+ * Cost: per token 6 floating-point operations a weight and about 6 seq a query head's width; per
+ * slot and layer and token (3 hidden + 2 q + 2 kv + 2 ffn) floats, local widths.
+ */
+#include "train/stage.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/attention.h"
+#include "train/kernels.h"
+#include "train/loss.h"
+
+#define ALIGN 64 /* bytes; buffers start on cache lines */
+
+/* What the backward pass needs of a layer. */
+typedef struct saved_layer {
+    float *x;       /* [rows, H] input */
+    float *qkv;     /* [rows, q + 2 kv], after norm and rotation */
+    float *raw;     /* [rows, q + kv] before the q and k norms; NULL without them */
+    float *context; /* [rows, q] attention's output */
+    float *lse;     /* [batch, heads, seq] */
+    float *middle;  /* [rows, H] after attention */
+    float *gate_up; /* [rows, 2 F] */
+} saved_layer;
+
+typedef struct slot {
+    bool filled;
+    int64_t batch;
+    uint8_t *tokens;
+    uint8_t *targets;
+    saved_layer *layers;
+    float *x;            /* [rows, H] after the layers; last stage */
+    float *exponentials; /* [rows, V local]; last stage */
+    float *sums;         /* [2, rows] reduced; last stage */
+} slot;
+
+struct rs_stage {
+    rs_stage_shape shape;
+    rs_stage_tp tp;
+    int threads;
+    int64_t layers;
+    int64_t q; /* widths of the local q, and k or v */
+    int64_t kv;
+    int64_t ffn;
+    int64_t vocab;
+    float *memory;
+    slot *slots;
+    float *rotation; /* table of rs_rotate */
+    float *normed;   /* [rows, H] */
+    float *partial;  /* [rows, H] what is summed over the group */
+    float *stream;   /* [rows, H] the gradient of x */
+    float *act;      /* [rows, F] */
+    float *dqkv;     /* [rows, q + 2 kv] */
+    float *dcontext; /* [rows, q] */
+    float *inverse;  /* [rows] */
+    float *norm_scratch;
+    float *attention_scratch;
+};
+
+/* Hands out parts of one block; with base NULL it only counts. */
+typedef struct carver {
+    char *base;
+    int64_t used; /* bytes */
+    bool overflow;
+} carver;
+
+static void *carve(carver *c, int64_t count, int64_t width, int64_t size)
+{
+    int64_t bytes;
+    if (!rs_mul_fits(count, width, &bytes) || !rs_mul_fits(bytes, size, &bytes) ||
+        bytes > INT64_MAX / 2 || !rs_add_fits(c->used, bytes + ALIGN, &bytes)) {
+        c->overflow = true;
+        return NULL;
+    }
+    void *out = c->base != NULL ? c->base + c->used : NULL;
+    c->used = bytes / ALIGN * ALIGN;
+    return out;
+}
+
+static float *carve_floats(carver *c, int64_t count, int64_t width)
+{
+    return carve(c, count, width, (int64_t)sizeof(float));
+}
+
+static void carve_slot(const rs_stage *stage, carver *c, slot *s)
+{
+    const rs_stage_shape *shape = &stage->shape;
+    int64_t hidden = shape->model.hidden;
+    int64_t rows = shape->max_batch * shape->seq;
+    s->tokens = shape->first ? carve(c, rows, 1, 1) : NULL;
+    s->targets = shape->last ? carve(c, rows, 1, 1) : NULL;
+    for (int64_t l = 0; l < stage->layers; l++) {
+        saved_layer *layer = &s->layers[l];
+        layer->x = carve_floats(c, rows, hidden);
+        layer->qkv = carve_floats(c, rows, stage->q + 2 * stage->kv);
+        layer->raw = shape->model.qk_norm ? carve_floats(c, rows, stage->q + stage->kv) : NULL;
+        layer->context = carve_floats(c, rows, stage->q);
+        layer->lse = carve_floats(c, rows, shape->q_end - shape->q_begin);
+        layer->middle = carve_floats(c, rows, hidden);
+        layer->gate_up = carve_floats(c, rows, 2 * stage->ffn);
+    }
+    if (shape->last) {
+        s->x = carve_floats(c, rows, hidden);
+        s->exponentials = carve_floats(c, rows, stage->vocab);
+        s->sums = carve_floats(c, rows, 2);
+    }
+}
+
+static void carve_all(rs_stage *stage, carver *c)
+{
+    const rs_stage_shape *shape = &stage->shape;
+    int64_t hidden = shape->model.hidden;
+    int64_t rows = shape->max_batch * shape->seq;
+    for (int i = 0; i < shape->slots; i++)
+        carve_slot(stage, c, &stage->slots[i]);
+    stage->rotation = carve_floats(c, shape->seq, shape->model.head_dim);
+    stage->normed = carve_floats(c, rows, hidden);
+    stage->partial = carve_floats(c, rows, hidden);
+    stage->stream = carve_floats(c, rows, hidden);
+    stage->act = carve_floats(c, rows, stage->ffn);
+    stage->dqkv = carve_floats(c, rows, stage->q + 2 * stage->kv);
+    stage->dcontext = carve_floats(c, rows, stage->q);
+    stage->inverse = carve_floats(c, rows, 1);
+    stage->norm_scratch =
+        carve_floats(c, rs_norm_scratch(rs_max64(hidden, shape->model.head_dim)), 1);
+    stage->attention_scratch = carve_floats(c, stage->threads, rs_attention_scratch(shape->seq));
+}
+
+static rs_status check_range(const char *what, int64_t begin, int64_t end, int64_t limit)
+{
+    if (begin < 0 || begin > end || end > limit)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "stage: %s %" PRId64 "..%" PRId64 " do not lie within 0..%" PRId64, what, begin, end,
+            limit);
+    return RS_OK;
+}
+
+/* OpenBLAS takes 32-bit sizes. */
+static rs_status check_product_size(const char *what, int64_t size)
+{
+    if (size > INT_MAX)
+        return rs_error_set(RS_ERR_UNSUPPORTED,
+            "stage: %s is %" PRId64 ", a matrix product takes up to %d", what, size, INT_MAX);
+    return RS_OK;
+}
+
+static rs_status check_shape(const rs_stage_shape *s)
+{
+    const rs_model *m = &s->model;
+    if (m->hidden < 1 || m->heads < 1 || m->kv_heads < 1 || m->heads % m->kv_heads != 0 ||
+        m->head_dim < 2 || m->head_dim % 2 != 0 || m->ffn < 0 || m->vocab < 1)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "stage: model %s: hidden %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head size %" PRId64
+            ", ffn %" PRId64 ", vocabulary %" PRId64
+            ": sizes must be positive, kv heads divide heads, and the head size be even",
+            m->name, m->hidden, m->heads, m->kv_heads, m->head_dim, m->ffn, m->vocab);
+    if (s->seq < 1 || s->max_batch < 0 || s->slots < 1)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "stage: %" PRId64 " tokens, micro-batch %" PRId64
+            ", %d slots: at least 1, 0 and 1 are needed",
+            s->seq, s->max_batch, s->slots);
+    RS_TRY(check_range("layers", s->layer_begin, s->layer_end, m->layers));
+    RS_TRY(check_range("query heads", s->q_begin, s->q_end, m->heads));
+    RS_TRY(check_range("key/value heads", s->kv_begin, s->kv_end, m->kv_heads));
+    RS_TRY(check_range("feed-forward rows", s->ffn_begin, s->ffn_end, m->ffn));
+    RS_TRY(check_range("vocabulary rows", s->vocab_begin, s->vocab_end, m->vocab));
+    int64_t group = m->heads / m->kv_heads;
+    bool fits = s->q_begin == s->q_end ? s->kv_begin == s->kv_end
+                                       : s->kv_begin == s->q_begin / group &&
+                                             s->kv_end == rs_ceil_div(s->q_end, group);
+    if (!fits)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "stage: query heads %" PRId64 "..%" PRId64 " of groups of %" PRId64
+            " do not use exactly key/value heads %" PRId64 "..%" PRId64,
+            s->q_begin, s->q_end, group, s->kv_begin, s->kv_end);
+    int64_t rows;
+    int64_t width;
+    if (!rs_mul_fits(s->seq, s->max_batch, &rows) ||
+        !rs_mul_fits(m->heads + 2 * m->kv_heads, m->head_dim, &width))
+        return rs_error_set(RS_ERR_OVERFLOW, "stage: its sizes do not fit 64 bits");
+    RS_TRY(check_product_size("the micro-batch in tokens", rows));
+    RS_TRY(check_product_size("the hidden size", m->hidden));
+    RS_TRY(check_product_size("the attention's width", width));
+    RS_TRY(check_product_size("the feed-forward size", rs_min64(m->ffn, INT_MAX) * 2));
+    return check_product_size("the vocabulary", m->vocab);
+}
+
+rs_status rs_stage_create(const rs_stage_shape *shape, const rs_stage_tp *tp, rs_stage **out)
+{
+    rs_status status;
+    RS_TRY(check_shape(shape));
+    rs_stage *stage = rs_calloc(1, sizeof *stage);
+    if (stage == NULL)
+        return rs_error_memory(sizeof *stage);
+    stage->shape = *shape;
+    if (tp != NULL)
+        stage->tp = *tp;
+    stage->threads = rs_product_threads();
+    stage->layers = shape->layer_end - shape->layer_begin;
+    stage->q = (shape->q_end - shape->q_begin) * shape->model.head_dim;
+    stage->kv = (shape->kv_end - shape->kv_begin) * shape->model.head_dim;
+    stage->ffn = shape->ffn_end - shape->ffn_begin;
+    stage->vocab = shape->vocab_end - shape->vocab_begin;
+    stage->slots = rs_calloc((size_t)shape->slots, sizeof *stage->slots);
+    if (stage->slots == NULL) {
+        status = rs_error_memory((size_t)shape->slots * sizeof *stage->slots);
+        goto destroy;
+    }
+    for (int i = 0; i < shape->slots; i++) {
+        stage->slots[i].layers = rs_calloc((size_t)stage->layers, sizeof(saved_layer));
+        if (stage->slots[i].layers == NULL) {
+            status = rs_error_memory((size_t)stage->layers * sizeof(saved_layer));
+            goto destroy;
+        }
+    }
+    carver c = {0};
+    carve_all(stage, &c);
+    if (c.overflow) {
+        status = rs_error_set(RS_ERR_OVERFLOW, "stage: its working memory does not fit 64 bits");
+        goto destroy;
+    }
+    stage->memory = rs_calloc((size_t)c.used + ALIGN, 1);
+    if (stage->memory == NULL) {
+        status = rs_error_memory((size_t)c.used + ALIGN);
+        goto destroy;
+    }
+    c = (carver){.base = (char *)stage->memory + (ALIGN - (uintptr_t)stage->memory % ALIGN)};
+    carve_all(stage, &c);
+    rs_rotation_table(shape->seq, shape->model.head_dim, shape->model.rope_theta, stage->rotation);
+    *out = stage;
+    return RS_OK;
+destroy:
+    rs_stage_destroy(stage);
+    return status;
+}
+
+void rs_stage_destroy(rs_stage *stage)
+{
+    if (stage == NULL)
+        return;
+    if (stage->slots != NULL)
+        for (int i = 0; i < stage->shape.slots; i++)
+            free(stage->slots[i].layers);
+    free(stage->slots);
+    free(stage->memory);
+    free(stage);
+}
+
+static rs_status group_sum(const rs_stage *stage, float *values, int64_t count)
+{
+    if (stage->tp.sum == NULL)
+        return RS_OK;
+    return stage->tp.sum(stage->tp.context, values, count);
+}
+
+static rs_status group_maximum(const rs_stage *stage, float *values, int64_t count)
+{
+    if (stage->tp.maximum == NULL)
+        return RS_OK;
+    return stage->tp.maximum(stage->tp.context, values, count);
+}
+
+/* One of several tensors [rows, H], weights or gradients, that share an input; their outputs stand
+ * side by side. */
+typedef struct part {
+    float *matrix;
+    float *bias; /* [rows]; NULL where the model has none */
+    int64_t rows;
+} part;
+
+typedef struct part_list {
+    part items[3];
+    int count;
+    int64_t rows; /* of all */
+} part_list;
+
+static part_list attention_parts(const rs_stage *stage, const rs_stage_layer *layer)
+{
+    return (part_list){{{layer->q, layer->q_bias, stage->q}, {layer->k, layer->k_bias, stage->kv},
+                           {layer->v, layer->v_bias, stage->kv}},
+        3, stage->q + 2 * stage->kv};
+}
+
+static part_list mlp_parts(const rs_stage *stage, const rs_stage_layer *layer)
+{
+    return (part_list){
+        {{layer->gate, layer->gate_bias, stage->ffn}, {layer->up, layer->up_bias, stage->ffn}}, 2,
+        2 * stage->ffn};
+}
+
+/* Rows of the parts from number *next on that follow each other in memory, so that one product
+ * takes them all; *next moves behind them. */
+static int64_t take_run(const part_list *parts, int64_t hidden, int *next)
+{
+    const part *first = &parts->items[*next];
+    int64_t rows = first->rows;
+    for (*next += 1; *next < parts->count; *next += 1) {
+        const part *following = &parts->items[*next];
+        if (following->rows > 0 && following->matrix != first->matrix + rows * hidden)
+            break;
+        rows += following->rows;
+    }
+    return rows;
+}
+
+/* y [rows, all parts] = x W^T + bias. */
+static void parts_forward(
+    const rs_stage *stage, const part_list *parts, int64_t rows, const float *x, float *y)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    int64_t column = 0;
+    for (int next = 0; next < parts->count;) {
+        const part *first = &parts->items[next];
+        int64_t width = take_run(parts, hidden, &next);
+        rs_product_forward(
+            rows, hidden, width, x, hidden, first->matrix, y + column, parts->rows, false);
+        column += width;
+    }
+    column = 0;
+    for (int i = 0; i < parts->count; i++) {
+        const part *p = &parts->items[i];
+        if (p->bias != NULL)
+            rs_add_bias(stage->threads, rows, p->rows, p->bias, y + column, parts->rows);
+        column += p->rows;
+    }
+}
+
+/* From dy: dx = dy W, overwritten; the gradients of W and bias, added to `gradients`. */
+static void parts_backward(const rs_stage *stage, const part_list *parts,
+    const part_list *gradients, int64_t rows, const float *x, const float *dy, float *dx)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    int64_t column = 0;
+    for (int next = 0; next < parts->count;) {
+        const part *first = &parts->items[next];
+        int64_t width = take_run(parts, hidden, &next);
+        rs_product_input_gradient(
+            rows, hidden, width, dy + column, parts->rows, first->matrix, dx, hidden, column > 0);
+        column += width;
+    }
+    column = 0;
+    for (int next = 0; next < gradients->count;) {
+        const part *first = &gradients->items[next];
+        int64_t width = take_run(gradients, hidden, &next);
+        rs_product_weight_gradient(
+            rows, hidden, width, dy + column, parts->rows, x, hidden, first->matrix);
+        column += width;
+    }
+    column = 0;
+    for (int i = 0; i < gradients->count; i++) {
+        const part *p = &gradients->items[i];
+        if (p->bias != NULL)
+            rs_add_rows(stage->threads, rows, p->rows, dy + column, parts->rows, p->bias);
+        column += p->rows;
+    }
+}
+
+static void norm(const rs_stage *stage, int64_t rows, const float *x, const float *weight)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    rs_norm_forward(stage->threads, rows, hidden, x, hidden, weight,
+        (float)stage->shape.model.norm_eps, stage->normed, hidden, stage->inverse);
+}
+
+/* After norm() of the same x: adds to dx, or writes, the gradient that comes through the norm from
+ * stage->partial. */
+static void norm_backward(const rs_stage *stage, int64_t rows, const float *x, const float *weight,
+    bool keep, float *dx, float *dweight)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    rs_norm_backward(stage->threads, rows, hidden, x, hidden, weight, stage->inverse,
+        stage->partial, hidden, keep, dx, hidden, dweight, stage->norm_scratch);
+}
+
+static rs_attention attention_shape(const rs_stage *stage, int64_t batch)
+{
+    const rs_stage_shape *s = &stage->shape;
+    return (rs_attention){batch, s->seq, s->model.head_dim, s->q_begin, s->q_end, s->kv_begin,
+        s->kv_end, s->model.heads / s->model.kv_heads};
+}
+
+/* The norm of each q and k head, from `raw`, into the rows of `qkv`. */
+static void head_norms(
+    const rs_stage *stage, const rs_stage_layer *w, int64_t rows, saved_layer *saved)
+{
+    int64_t dim = stage->shape.model.head_dim;
+    int64_t both = stage->q + stage->kv;
+    int64_t ld = both + stage->kv;
+    float eps = (float)stage->shape.model.norm_eps;
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(saved->raw + r * both, saved->qkv + r * ld, (size_t)both * sizeof *saved->raw);
+    for (int64_t c = 0; c < both; c += dim)
+        rs_norm_forward(stage->threads, rows, dim, saved->raw + c, both,
+            c < stage->q ? w->q_norm : w->k_norm, eps, saved->qkv + c, ld, stage->inverse);
+}
+
+/* stage->dqkv, the gradient behind these norms, becomes the one before them. A head's norm is made
+ * again for its inverse; its output goes where nothing is needed any more, into the rows of `qkv`.
+ */
+static void head_norms_backward(const rs_stage *stage, const rs_stage_layer *w,
+    const rs_stage_layer *g, int64_t rows, saved_layer *saved)
+{
+    int64_t dim = stage->shape.model.head_dim;
+    int64_t both = stage->q + stage->kv;
+    int64_t ld = both + stage->kv;
+    float eps = (float)stage->shape.model.norm_eps;
+    for (int64_t c = 0; c < both; c += dim) {
+        const float *weight = c < stage->q ? w->q_norm : w->k_norm;
+        rs_norm_forward(stage->threads, rows, dim, saved->raw + c, both, weight, eps,
+            saved->qkv + c, ld, stage->inverse);
+        rs_norm_backward(stage->threads, rows, dim, saved->raw + c, both, weight, stage->inverse,
+            stage->dqkv + c, ld, false, stage->dqkv + c, ld, c < stage->q ? g->q_norm : g->k_norm,
+            stage->norm_scratch);
+    }
+}
+
+static rs_status layer_forward(const rs_stage *stage, const rs_stage_layer *w, int64_t batch,
+    saved_layer *saved, float *output)
+{
+    const rs_model *model = &stage->shape.model;
+    int64_t hidden = model->hidden;
+    int64_t rows = batch * stage->shape.seq;
+    rs_attention attention = attention_shape(stage, batch);
+    part_list parts = attention_parts(stage, w);
+
+    norm(stage, rows, saved->x, w->attn_norm);
+    parts_forward(stage, &parts, rows, stage->normed, saved->qkv);
+    if (model->qk_norm)
+        head_norms(stage, w, rows, saved);
+    rs_rotate(stage->threads, rows, stage->shape.seq, (stage->q + stage->kv) / model->head_dim,
+        model->head_dim, stage->rotation, 1, saved->qkv, parts.rows);
+    rs_attention_forward(stage->threads, &attention, saved->qkv, saved->context, saved->lse,
+        stage->attention_scratch);
+    rs_product_forward(
+        rows, stage->q, hidden, saved->context, stage->q, w->o, stage->partial, hidden, false);
+    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    rs_add_residual(
+        stage->threads, rows, hidden, saved->x, stage->partial, w->o_bias, saved->middle);
+
+    parts = mlp_parts(stage, w);
+    norm(stage, rows, saved->middle, w->mlp_norm);
+    parts_forward(stage, &parts, rows, stage->normed, saved->gate_up);
+    rs_swiglu_forward(stage->threads, rows, stage->ffn, saved->gate_up, stage->act);
+    rs_product_forward(
+        rows, stage->ffn, hidden, stage->act, stage->ffn, w->down, stage->partial, hidden, false);
+    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    rs_add_residual(
+        stage->threads, rows, hidden, saved->middle, stage->partial, w->down_bias, output);
+    return RS_OK;
+}
+
+/* `dx` holds the gradient of the layer's output, and gets that of its input. */
+static rs_status mlp_backward(const rs_stage *stage, const rs_stage_layer *w,
+    const rs_stage_layer *g, int64_t rows, saved_layer *saved, float *dx)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    part_list parts = mlp_parts(stage, w);
+    part_list gradients = mlp_parts(stage, g);
+    if (g->down_bias != NULL)
+        rs_add_rows(stage->threads, rows, hidden, dx, hidden, g->down_bias);
+    rs_product_input_gradient(
+        rows, stage->ffn, hidden, dx, hidden, w->down, stage->act, stage->ffn, false);
+    rs_swiglu_backward(stage->threads, rows, stage->ffn, saved->gate_up, stage->act);
+    rs_product_weight_gradient(
+        rows, stage->ffn, hidden, dx, hidden, stage->act, stage->ffn, g->down);
+    norm(stage, rows, saved->middle, w->mlp_norm);
+    parts_backward(stage, &parts, &gradients, rows, stage->normed, saved->gate_up, stage->partial);
+    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    norm_backward(stage, rows, saved->middle, w->mlp_norm, true, dx, g->mlp_norm);
+    return RS_OK;
+}
+
+static rs_status attention_backward(const rs_stage *stage, const rs_stage_layer *w,
+    const rs_stage_layer *g, int64_t batch, saved_layer *saved, float *dx)
+{
+    const rs_model *model = &stage->shape.model;
+    int64_t hidden = model->hidden;
+    int64_t rows = batch * stage->shape.seq;
+    rs_attention attention = attention_shape(stage, batch);
+    part_list parts = attention_parts(stage, w);
+    part_list gradients = attention_parts(stage, g);
+    if (g->o_bias != NULL)
+        rs_add_rows(stage->threads, rows, hidden, dx, hidden, g->o_bias);
+    rs_product_input_gradient(
+        rows, stage->q, hidden, dx, hidden, w->o, stage->dcontext, stage->q, false);
+    rs_product_weight_gradient(rows, stage->q, hidden, dx, hidden, saved->context, stage->q, g->o);
+    rs_attention_backward(stage->threads, &attention, saved->qkv, saved->context, saved->lse,
+        stage->dcontext, stage->dqkv, stage->attention_scratch);
+    rs_rotate(stage->threads, rows, stage->shape.seq, (stage->q + stage->kv) / model->head_dim,
+        model->head_dim, stage->rotation, -1, stage->dqkv, parts.rows);
+    if (model->qk_norm)
+        head_norms_backward(stage, w, g, rows, saved);
+    norm(stage, rows, saved->x, w->attn_norm);
+    parts_backward(stage, &parts, &gradients, rows, stage->normed, stage->dqkv, stage->partial);
+    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    norm_backward(stage, rows, saved->x, w->attn_norm, true, dx, g->attn_norm);
+    return RS_OK;
+}
+
+static const float *output_weight(const rs_stage *stage, const rs_stage_tensors *tensors)
+{
+    return stage->shape.model.tied ? tensors->embed : tensors->head;
+}
+
+/* Final norm, logits, loss. */
+static rs_status loss_forward(
+    const rs_stage *stage, const rs_stage_tensors *w, int64_t rows, slot *s, double *loss_sum)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    int64_t vocab_begin = stage->shape.vocab_begin;
+    float *maximum = stage->inverse;
+    norm(stage, rows, s->x, w->norm);
+    rs_product_forward(rows, hidden, stage->vocab, stage->normed, hidden, output_weight(stage, w),
+        s->exponentials, stage->vocab, false);
+    rs_loss_maximum(stage->threads, rows, stage->vocab, s->exponentials, maximum);
+    RS_TRY(group_maximum(stage, maximum, rows));
+    rs_loss_exponentials(stage->threads, rows, vocab_begin, stage->shape.vocab_end, s->targets,
+        maximum, s->exponentials, s->sums);
+    RS_TRY(group_sum(stage, s->sums, 2 * rows));
+    *loss_sum = rs_loss_total(rows, s->sums);
+    return RS_OK;
+}
+
+/* `dx` gets the gradient of the last layer's output. */
+static rs_status loss_backward(const rs_stage *stage, const rs_stage_tensors *w,
+    const rs_stage_tensors *g, int64_t rows, slot *s, float scale, float *dx)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    float *dhead = stage->shape.model.tied ? g->embed : g->head;
+    rs_loss_backward(stage->threads, rows, stage->shape.vocab_begin, stage->shape.vocab_end,
+        s->targets, s->sums, scale, s->exponentials);
+    norm(stage, rows, s->x, w->norm);
+    rs_product_weight_gradient(
+        rows, hidden, stage->vocab, s->exponentials, stage->vocab, stage->normed, hidden, dhead);
+    rs_product_input_gradient(rows, hidden, stage->vocab, s->exponentials, stage->vocab,
+        output_weight(stage, w), stage->partial, hidden, false);
+    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    norm_backward(stage, rows, s->x, w->norm, false, dx, g->norm);
+    return RS_OK;
+}
+
+static rs_status check_bytes(
+    const rs_stage *stage, const char *what, const uint8_t *bytes, int64_t rows)
+{
+    int64_t vocab = stage->shape.model.vocab;
+    if (vocab > UINT8_MAX)
+        return RS_OK;
+    for (int64_t r = 0; r < rows; r++)
+        if (bytes[r] >= vocab)
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "%s %" PRId64 " of the micro-batch is byte %d, the model's vocabulary has %" PRId64,
+                what, r, bytes[r], vocab);
+    return RS_OK;
+}
+
+static rs_status check_slot(const rs_stage *stage, int number)
+{
+    if (number < 0 || number >= stage->shape.slots)
+        return rs_error_set(RS_ERR_ARGUMENT, "stage: slot %d, there are slots 0 to %d", number,
+            stage->shape.slots - 1);
+    return RS_OK;
+}
+
+rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int slot_number,
+    int64_t batch, const uint8_t *tokens, const uint8_t *targets, const float *input, float *output,
+    double *loss_sum)
+{
+    const rs_stage_shape *shape = &stage->shape;
+    int64_t hidden = shape->model.hidden;
+    RS_TRY(check_slot(stage, slot_number));
+    if (batch < 0 || batch > shape->max_batch)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "stage: a micro-batch of %" PRId64 " sequences, 0 to %" PRId64 " fit", batch,
+            shape->max_batch);
+    int64_t rows = batch * shape->seq;
+    slot *s = &stage->slots[slot_number];
+    s->batch = batch;
+    s->filled =
+        rows == 0; /* no micro-batch, nothing to compute; the group's calls are left out alike */
+    if (rows == 0 && shape->last)
+        *loss_sum = 0;
+    if (rows == 0)
+        return RS_OK;
+    /* Without layers, and at either end of the stage, x is the caller's or the slot's. */
+    float *last = shape->last ? s->x : output;
+    float *x = stage->layers > 0 ? s->layers[0].x : last;
+    if (shape->last) {
+        RS_TRY(check_bytes(stage, "target", targets, rows));
+        memcpy(s->targets, targets, (size_t)rows);
+    }
+    if (shape->first) {
+        RS_TRY(check_bytes(stage, "token", tokens, rows));
+        memcpy(s->tokens, tokens, (size_t)rows);
+        rs_embed_forward(
+            rows, hidden, tokens, weights->embed, shape->vocab_begin, shape->vocab_end, x);
+        RS_TRY(group_sum(stage, x, rows * hidden));
+    } else {
+        memcpy(x, input, (size_t)(rows * hidden) * sizeof *x);
+    }
+    for (int64_t l = 0; l < stage->layers; l++) {
+        float *to = l + 1 < stage->layers ? s->layers[l + 1].x : last;
+        RS_TRY(layer_forward(stage, &weights->layers[l], batch, &s->layers[l], to));
+    }
+    if (shape->last)
+        RS_TRY(loss_forward(stage, weights, rows, s, loss_sum));
+    s->filled = true;
+    return RS_OK;
+}
+
+rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
+    const rs_stage_tensors *gradients, int slot_number, float scale, const float *output_gradient,
+    float *input_gradient)
+{
+    const rs_stage_shape *shape = &stage->shape;
+    int64_t hidden = shape->model.hidden;
+    RS_TRY(check_slot(stage, slot_number));
+    slot *s = &stage->slots[slot_number];
+    if (!s->filled)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "stage: slot %d holds no micro-batch whose forward pass is done", slot_number);
+    s->filled = false;
+    int64_t rows = s->batch * shape->seq;
+    if (rows == 0)
+        return RS_OK;
+    float *dx = shape->first ? stage->stream : input_gradient;
+    if (shape->last)
+        RS_TRY(loss_backward(stage, weights, gradients, rows, s, scale, dx));
+    else
+        memmove(dx, output_gradient, (size_t)(rows * hidden) * sizeof *dx);
+    for (int64_t l = stage->layers - 1; l >= 0; l--) {
+        const rs_stage_layer *w = &weights->layers[l];
+        const rs_stage_layer *g = &gradients->layers[l];
+        RS_TRY(mlp_backward(stage, w, g, rows, &s->layers[l], dx));
+        RS_TRY(attention_backward(stage, w, g, s->batch, &s->layers[l], dx));
+    }
+    if (shape->first)
+        rs_embed_backward(
+            rows, hidden, s->tokens, dx, shape->vocab_begin, shape->vocab_end, gradients->embed);
+    return RS_OK;
+}

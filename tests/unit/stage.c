@@ -1,0 +1,649 @@
+/* The stage against a plain decoder in double precision, and against itself under other divisions.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "decoder.h"
+#include "train/kernels.h"
+#include "unit/stage_reference.h"
+
+#define MOST_RANKS 4
+
+static rs_model make_model(int64_t heads, int64_t kv_heads, int64_t ffn, int64_t vocab)
+{
+    rs_model m = {.name = "test",
+        .layers = 3,
+        .hidden = 10,
+        .heads = heads,
+        .kv_heads = kv_heads,
+        .head_dim = 4,
+        .ffn = ffn,
+        .vocab = vocab,
+        .tied = true,
+        .norm_eps = 1e-5,
+        .rope_theta = 100};
+    return m;
+}
+
+static float random_value(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(*state >> 40) / (float)(1 << 23) - 1.0f;
+}
+
+/* Weights large enough that every part of the model matters. */
+static decoder random_decoder(const rs_stage_shape *shape, uint64_t seed)
+{
+    decoder d = decoder_create(shape, 0);
+    for (int i = 0; i < FIELDS; i++)
+        for (int64_t l = 0;
+             has_field(shape, &fields[i]) && l < (per_layer(&fields[i]) ? shape->model.layers : 1);
+             l++)
+            for (int64_t e = 0; e < field_elements(shape, &fields[i]); e++)
+                (*field_place(&d, &fields[i], l))[e] = strstr(fields[i].name, "norm") != NULL
+                                                           ? 1.0f + 0.5f * random_value(&seed)
+                                                           : 0.6f * random_value(&seed);
+    return d;
+}
+
+static void random_bytes(uint64_t seed, int64_t vocab, int64_t count, uint8_t *out)
+{
+    for (int64_t i = 0; i < count; i++) {
+        random_value(&seed);
+        out[i] = (uint8_t)((seed >> 33) % (uint64_t)vocab);
+    }
+}
+
+/* Copies between a part of the whole model and the same part in a rank's memory; `add` adds to the
+ * whole. */
+static void copy_part(const decoder *whole, const rs_stage_shape *whole_of, const decoder *part,
+    const rs_stage_shape *part_of, int f, bool to_part, bool add)
+{
+    const field *of = &fields[f];
+    if (!has_field(part_of, of))
+        return;
+    int64_t rows[2];
+    int64_t columns[2];
+    int64_t all_columns[2];
+    side_range(part_of, of->rows, &rows[0], &rows[1]);
+    side_range(part_of, of->columns, &columns[0], &columns[1]);
+    side_range(whole_of, of->columns, &all_columns[0], &all_columns[1]);
+    int64_t first = per_layer(of) ? part_of->layer_begin : 0;
+    int64_t last = per_layer(of) ? part_of->layer_end : 1;
+    for (int64_t l = first; l < last; l++) {
+        float *a = *field_place(whole, of, l);
+        float *b = *field_place(part, of, l - first);
+        for (int64_t r = rows[0]; r < rows[1]; r++)
+            for (int64_t c = columns[0]; c < columns[1]; c++) {
+                float *in_whole = &a[r * all_columns[1] + c];
+                float *in_part = &b[(r - rows[0]) * (columns[1] - columns[0]) + c - columns[0]];
+                if (to_part)
+                    *in_part = *in_whole;
+                else
+                    *in_whole = add ? *in_whole + *in_part : *in_part;
+            }
+    }
+}
+
+static void slice(const decoder *whole, const rs_stage_shape *whole_of, const decoder *part,
+    const rs_stage_shape *part_of)
+{
+    for (int f = 0; f < FIELDS; f++)
+        copy_part(whole, whole_of, part, part_of, f, true, false);
+}
+
+/* Loss and gradients of one micro-batch on one rank. */
+static double run_whole(const rs_stage_shape *shape, const decoder *weights,
+    const decoder *gradients, int64_t batch, const uint8_t *tokens, const uint8_t *targets,
+    float scale)
+{
+    rs_stage *stage;
+    double loss;
+    assert_int_equal(rs_stage_create(shape, NULL, &stage), RS_OK);
+    assert_int_equal(
+        rs_stage_forward(stage, &weights->tensors, 0, batch, tokens, targets, NULL, NULL, &loss),
+        RS_OK);
+    assert_int_equal(
+        rs_stage_backward(stage, &weights->tensors, &gradients->tensors, 0, scale, NULL, NULL),
+        RS_OK);
+    rs_stage_destroy(stage);
+    return loss;
+}
+
+static double largest(const decoder *d)
+{
+    double most = 0;
+    for (int64_t i = 0; i < d->elements; i++)
+        most = fmax(most, fabs((double)d->memory[i]));
+    return most;
+}
+
+/* Equal but for rounding, in proportion to the gradients of the tensor. */
+static void assert_gradients_near(
+    const rs_stage_shape *shape, const decoder *got, const decoder *wanted, double tolerance)
+{
+    for (int f = 0; f < FIELDS; f++) {
+        if (!has_field(shape, &fields[f]))
+            continue;
+        for (int64_t l = 0; l < (per_layer(&fields[f]) ? shape->model.layers : 1); l++) {
+            const float *a = *field_place(got, &fields[f], l);
+            const float *b = *field_place(wanted, &fields[f], l);
+            int64_t count = field_elements(shape, &fields[f]);
+            double most = 0;
+            for (int64_t i = 0; i < count; i++)
+                most = fmax(most, fabs((double)b[i]));
+            assert_true(count == 0 || most > 1e-4);
+            for (int64_t i = 0; i < count; i++)
+                if (!(fabs((double)a[i] - (double)b[i]) <= tolerance * most))
+                    fail_msg("%s, layer %d, element %d: %.9g, wanted %.9g", fields[f].name, (int)l,
+                        (int)i, (double)a[i], (double)b[i]);
+        }
+    }
+}
+
+/* Loss against the reference, and every gradient against its central difference. */
+static void check_reference(const rs_model *model, int64_t seq, int64_t batch)
+{
+    const float scale = 0.37f;
+    const double step = 1e-4;
+    rs_stage_shape shape = whole_shape(model, seq, batch, 1);
+    decoder weights = random_decoder(&shape, 11);
+    decoder gradients = decoder_create(&shape, 0);
+    decoder differences = decoder_create(&shape, 0);
+    uint8_t *tokens = malloc((size_t)(batch * seq));
+    uint8_t *targets = malloc((size_t)(batch * seq));
+    random_bytes(1, model->vocab, batch * seq, tokens);
+    random_bytes(2, model->vocab, batch * seq, targets);
+    double loss = run_whole(&shape, &weights, &gradients, batch, tokens, targets, scale);
+
+    reference ref = {model, &weights, ref_room(weights.elements), seq};
+    for (int64_t i = 0; i < weights.elements; i++)
+        ref.values[i] = (double)weights.memory[i];
+    double wanted = 0;
+    for (int64_t b = 0; b < batch; b++)
+        wanted += ref_loss(&ref, tokens + b * seq, targets + b * seq);
+    assert_true(fabs(loss - wanted) <= 1e-5 * wanted);
+    for (int64_t i = 0; i < weights.elements; i++) {
+        double value = ref.values[i];
+        double change = 0;
+        for (int64_t b = 0; b < batch; b++) {
+            ref.values[i] = value + step;
+            change += ref_loss(&ref, tokens + b * seq, targets + b * seq);
+            ref.values[i] = value - step;
+            change -= ref_loss(&ref, tokens + b * seq, targets + b * seq);
+        }
+        ref.values[i] = value;
+        differences.memory[i] = (float)(change / (2 * step) * (double)scale);
+    }
+    assert_gradients_near(&shape, &gradients, &differences, 2e-5);
+    free(ref.values);
+    free(tokens);
+    free(targets);
+    decoder_destroy(&weights);
+    decoder_destroy(&gradients);
+    decoder_destroy(&differences);
+}
+
+static void test_llama(void **state)
+{
+    (void)state;
+    rs_model m = make_model(4, 2, 7, 11);
+    check_reference(&m, 5, 2);
+}
+
+static void test_qwen2(void **state)
+{
+    (void)state;
+    rs_model m = make_model(3, 1, 9, 5);
+    m.tied = false;
+    m.qkv_bias = true;
+    check_reference(&m, 4, 1);
+}
+
+static void test_qwen3(void **state)
+{
+    (void)state;
+    rs_model m = make_model(2, 2, 6, 13);
+    m.qk_norm = true;
+    m.hidden = 7;
+    check_reference(&m, 6, 1);
+}
+
+static void test_every_tensor(void **state)
+{
+    (void)state;
+    rs_model m = make_model(4, 2, 5, 6);
+    m.layers = 2;
+    m.tied = false;
+    m.qkv_bias = m.out_bias = m.mlp_bias = m.qk_norm = true;
+    check_reference(&m, 3, 2);
+}
+
+/* Longer than one tile of queries, and no multiple of it. */
+static void test_long_sequence(void **state)
+{
+    (void)state;
+    rs_model m = make_model(2, 1, 1, 3);
+    m.layers = 1;
+    m.hidden = 2;
+    check_reference(&m, 131, 1);
+}
+
+/* A group of threads, each a tp rank: reductions meet at a barrier and add in the order of ranks.
+ */
+typedef struct group {
+    int ranks;
+    pthread_barrier_t barrier;
+    float *values[MOST_RANKS];
+    int64_t counts[MOST_RANKS];
+    float *result;
+} group;
+
+typedef struct member {
+    group *group;
+    int rank;
+    rs_stage_shape shape;
+    const decoder *whole_weights;
+    const rs_stage_shape *whole_of;
+    int64_t batch;
+    const uint8_t *tokens;
+    const uint8_t *targets;
+    decoder weights;
+    decoder gradients;
+    double loss;
+    rs_status status;
+} member;
+
+static rs_status reduce(member *m, float *values, int64_t count, bool maximum)
+{
+    group *g = m->group;
+    g->values[m->rank] = values;
+    g->counts[m->rank] = count;
+    pthread_barrier_wait(&g->barrier);
+    if (m->rank == 0) {
+        g->result = malloc((size_t)count * sizeof *g->result);
+        memcpy(g->result, g->values[0], (size_t)count * sizeof *g->result);
+        for (int r = 1; r < g->ranks; r++)
+            for (int64_t i = 0; i < count && g->counts[r] == count; i++)
+                g->result[i] =
+                    maximum ? fmaxf(g->result[i], g->values[r][i]) : g->result[i] + g->values[r][i];
+    }
+    pthread_barrier_wait(&g->barrier);
+    memcpy(values, g->result, (size_t)count * sizeof *values);
+    rs_status status = g->counts[0] == count ? RS_OK : RS_ERR_PEER;
+    pthread_barrier_wait(&g->barrier);
+    if (m->rank == 0)
+        free(g->result);
+    return status;
+}
+
+static rs_status reduce_sum(void *context, float *values, int64_t count)
+{
+    return reduce(context, values, count, false);
+}
+
+static rs_status reduce_maximum(void *context, float *values, int64_t count)
+{
+    return reduce(context, values, count, true);
+}
+
+static void *run_member(void *argument)
+{
+    member *m = argument;
+    rs_stage_tp tp = {m, reduce_sum, reduce_maximum};
+    rs_stage *stage = NULL;
+    m->weights = decoder_create(&m->shape, 0);
+    m->gradients = decoder_create(&m->shape, 0);
+    slice(m->whole_weights, m->whole_of, &m->weights, &m->shape);
+    m->status = rs_stage_create(&m->shape, &tp, &stage);
+    if (m->status == RS_OK)
+        m->status = rs_stage_forward(
+            stage, &m->weights.tensors, 0, m->batch, m->tokens, m->targets, NULL, NULL, &m->loss);
+    if (m->status == RS_OK)
+        m->status = rs_stage_backward(
+            stage, &m->weights.tensors, &m->gradients.tensors, 0, 0.5f, NULL, NULL);
+    rs_stage_destroy(stage);
+    return NULL;
+}
+
+/* Range `rank` of `ranks` of `count` things by the ceil rule. */
+static void deal(int64_t count, int ranks, int rank, int64_t *begin, int64_t *end)
+{
+    int64_t each = (count + ranks - 1) / ranks;
+    *begin = rank * each < count ? rank * each : count;
+    *end = *begin + each < count ? *begin + each : count;
+}
+
+static rs_stage_shape tp_shape(const rs_stage_shape *whole, int ranks, int rank)
+{
+    rs_stage_shape s = *whole;
+    int64_t per_kv = s.model.heads / s.model.kv_heads;
+    deal(s.model.heads, ranks, rank, &s.q_begin, &s.q_end);
+    s.kv_begin = s.q_begin / per_kv;
+    s.kv_end = s.q_begin < s.q_end ? (s.q_end - 1) / per_kv + 1 : s.kv_begin;
+    deal(s.model.ffn, ranks, rank, &s.ffn_begin, &s.ffn_end);
+    deal(s.model.vocab, ranks, rank, &s.vocab_begin, &s.vocab_end);
+    return s;
+}
+
+/* Tensors, or kv rows, of which several ranks have a part of the gradient. */
+static bool summed(const field *f)
+{
+    return f->need == QK_NORM || f->rows == KV_ROWS || f->columns == KV_ROWS;
+}
+
+static void check_tp(const rs_model *model, int ranks)
+{
+    enum { SEQ = 6, BATCH = 2 };
+    uint8_t tokens[SEQ * BATCH];
+    uint8_t targets[SEQ * BATCH];
+    random_bytes(3, model->vocab, SEQ * BATCH, tokens);
+    random_bytes(4, model->vocab, SEQ * BATCH, targets);
+    rs_stage_shape shape = whole_shape(model, SEQ, BATCH, 1);
+    decoder weights = random_decoder(&shape, 5);
+    decoder wanted = decoder_create(&shape, 0);
+    decoder got = decoder_create(&shape, 0);
+    double loss = run_whole(&shape, &weights, &wanted, BATCH, tokens, targets, 0.5f);
+
+    group g = {.ranks = ranks};
+    member members[MOST_RANKS];
+    pthread_t threads[MOST_RANKS];
+    pthread_barrier_init(&g.barrier, NULL, (unsigned)ranks);
+    for (int r = 0; r < ranks; r++) {
+        members[r] = (member){.group = &g,
+            .rank = r,
+            .shape = tp_shape(&shape, ranks, r),
+            .whole_weights = &weights,
+            .whole_of = &shape,
+            .batch = BATCH,
+            .tokens = tokens,
+            .targets = targets};
+        assert_int_equal(pthread_create(&threads[r], NULL, run_member, &members[r]), 0);
+    }
+    for (int r = 0; r < ranks; r++)
+        pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&g.barrier);
+    for (int r = 0; r < ranks; r++) {
+        assert_int_equal(members[r].status, RS_OK);
+        assert_true(fabs(members[r].loss - loss) <= 1e-5 * loss);
+        assert_true(members[r].loss == members[0].loss);
+        for (int f = 0; f < FIELDS; f++)
+            copy_part(&got, &shape, &members[r].gradients, &members[r].shape, f, false,
+                summed(&fields[f]));
+    }
+    assert_gradients_near(&shape, &got, &wanted, 2e-5);
+    /* What every rank has whole must be the same bits on each. */
+    for (int r = 0; r < ranks; r++)
+        for (int f = 0; f < FIELDS; f++) {
+            const field *of = &fields[f];
+            if (!has_field(&shape, of) || of->rows != ONE || of->columns != HIDDEN)
+                continue;
+            for (int64_t l = 0; l < (per_layer(of) ? model->layers : 1); l++)
+                assert_memory_equal(*field_place(&members[r].gradients, of, l),
+                    *field_place(&got, of, l), (size_t)model->hidden * sizeof(float));
+        }
+    for (int r = 0; r < ranks; r++) {
+        decoder_destroy(&members[r].weights);
+        decoder_destroy(&members[r].gradients);
+    }
+    decoder_destroy(&weights);
+    decoder_destroy(&wanted);
+    decoder_destroy(&got);
+}
+
+static void test_tensor_parallel(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
+        rs_model m = make_model(12, 4, 13, 19);
+        check_tp(&m, ranks);
+        m.tied = false;
+        m.qkv_bias = m.out_bias = m.mlp_bias = m.qk_norm = true;
+        check_tp(&m, ranks);
+    }
+    rs_model m = make_model(28, 4, 11, 8);
+    m.qkv_bias = true;
+    check_tp(&m, 3);
+}
+
+/* Ranks without heads, rows, vocabulary; more ranks than kv heads. */
+static void test_empty_ranks(void **state)
+{
+    (void)state;
+    rs_model m = make_model(2, 1, 5, 5);
+    m.qk_norm = m.qkv_bias = m.mlp_bias = true;
+    check_tp(&m, 4);
+    m = make_model(6, 2, 1, 3);
+    m.tied = false;
+    check_tp(&m, 4);
+}
+
+#define MOST_STAGES 4
+
+/* The layers over several stages, borders given, against one stage. */
+static void check_pipeline(const rs_model *model, int stages, const int64_t *borders)
+{
+    enum { SEQ = 5, BATCH = 2 };
+    uint8_t tokens[SEQ * BATCH];
+    uint8_t targets[SEQ * BATCH];
+    random_bytes(6, model->vocab, SEQ * BATCH, tokens);
+    random_bytes(7, model->vocab, SEQ * BATCH, targets);
+    size_t activations = (size_t)(SEQ * BATCH * model->hidden);
+    rs_stage_shape shape = whole_shape(model, SEQ, BATCH, 1);
+    decoder weights = random_decoder(&shape, 8);
+    decoder wanted = decoder_create(&shape, 0);
+    decoder got = decoder_create(&shape, 0);
+    double wanted_loss = run_whole(&shape, &weights, &wanted, BATCH, tokens, targets, 0.5f);
+
+    rs_stage *stage[MOST_STAGES];
+    rs_stage_shape shapes[MOST_STAGES];
+    decoder local[MOST_STAGES];
+    decoder gradients[MOST_STAGES];
+    float *between[MOST_STAGES + 1];
+    double loss = 0;
+    for (int p = 0; p < stages; p++) {
+        shapes[p] = shape;
+        shapes[p].layer_begin = borders[p];
+        shapes[p].layer_end = borders[p + 1];
+        shapes[p].first = p == 0;
+        shapes[p].last = p == stages - 1;
+        between[p] = malloc(activations * sizeof(float));
+        local[p] = decoder_create(&shapes[p], 3);
+        gradients[p] = decoder_create(&shapes[p], 1);
+        slice(&weights, &shape, &local[p], &shapes[p]);
+        assert_int_equal(rs_stage_create(&shapes[p], NULL, &stage[p]), RS_OK);
+    }
+    for (int p = 0; p < stages; p++)
+        assert_int_equal(rs_stage_forward(stage[p], &local[p].tensors, 0, BATCH, tokens, targets,
+                             p > 0 ? between[p - 1] : NULL, between[p], &loss),
+            RS_OK);
+    assert_true(fabs(loss - wanted_loss) <= 1e-6 * wanted_loss);
+    for (int p = stages - 1; p >= 0; p--)
+        assert_int_equal(rs_stage_backward(stage[p], &local[p].tensors, &gradients[p].tensors, 0,
+                             0.5f, between[p], p > 0 ? between[p - 1] : NULL),
+            RS_OK);
+    for (int p = 0; p < stages; p++)
+        for (int f = 0; f < FIELDS; f++)
+            copy_part(&got, &shape, &gradients[p], &shapes[p], f, false, fields[f].need == EMBED);
+    assert_gradients_near(&shape, &got, &wanted, 2e-5);
+    for (int p = 0; p < stages; p++) {
+        rs_stage_destroy(stage[p]);
+        decoder_destroy(&local[p]);
+        decoder_destroy(&gradients[p]);
+        free(between[p]);
+    }
+    decoder_destroy(&weights);
+    decoder_destroy(&wanted);
+    decoder_destroy(&got);
+}
+
+static void test_pipeline(void **state)
+{
+    (void)state;
+    rs_model m = make_model(4, 2, 7, 11);
+    check_pipeline(&m, 2, (int64_t[]){0, 2, 3});
+    check_pipeline(&m, 3, (int64_t[]){0, 1, 2, 3});
+    m.tied = false;
+    m.qkv_bias = m.mlp_bias = m.qk_norm = true;
+    check_pipeline(&m, 2, (int64_t[]){0, 1, 3});
+    check_pipeline(&m, 4, (int64_t[]){0, 0, 3, 3, 3});
+}
+
+/* Two micro-batches in flight, the second shorter, then one of none: the gradients of each alone.
+ */
+static void test_slots(void **state)
+{
+    (void)state;
+    enum { SEQ = 4, BATCH = 3 };
+    uint8_t tokens[2 * SEQ * BATCH];
+    uint8_t targets[2 * SEQ * BATCH];
+    rs_model m = make_model(4, 2, 7, 11);
+    random_bytes(9, m.vocab, 2 * SEQ * BATCH, tokens);
+    random_bytes(10, m.vocab, 2 * SEQ * BATCH, targets);
+    rs_stage_shape shape = whole_shape(&m, SEQ, BATCH, 2);
+    decoder weights = random_decoder(&shape, 12);
+    decoder wanted = decoder_create(&shape, 0);
+    decoder got = decoder_create(&shape, 0);
+    const uint8_t *second = tokens + SEQ * BATCH;
+    const uint8_t *second_targets = targets + SEQ * BATCH;
+    double losses[2];
+    losses[0] = run_whole(&shape, &weights, &wanted, BATCH, tokens, targets, 0.5f);
+    losses[1] = run_whole(&shape, &weights, &wanted, 1, second, second_targets, 0.5f);
+
+    rs_stage *stage;
+    double loss = -1;
+    const rs_stage_tensors *w = &weights.tensors;
+    assert_int_equal(rs_stage_create(&shape, NULL, &stage), RS_OK);
+    assert_int_equal(
+        rs_stage_forward(stage, w, 0, BATCH, tokens, targets, NULL, NULL, &loss), RS_OK);
+    assert_true(loss == losses[0]);
+    assert_int_equal(
+        rs_stage_forward(stage, w, 1, 1, second, second_targets, NULL, NULL, &loss), RS_OK);
+    assert_true(loss == losses[1]);
+    assert_int_equal(rs_stage_backward(stage, w, &got.tensors, 0, 0.5f, NULL, NULL), RS_OK);
+    assert_int_equal(rs_stage_forward(stage, w, 0, 0, NULL, NULL, NULL, NULL, &loss), RS_OK);
+    assert_true(loss == 0);
+    assert_int_equal(rs_stage_backward(stage, w, &got.tensors, 1, 0.5f, NULL, NULL), RS_OK);
+    assert_int_equal(rs_stage_backward(stage, w, &got.tensors, 0, 0.5f, NULL, NULL), RS_OK);
+    assert_memory_equal(got.memory, wanted.memory, (size_t)got.elements * sizeof(float));
+    assert_true(largest(&got) > 0);
+    rs_stage_destroy(stage);
+    decoder_destroy(&weights);
+    decoder_destroy(&wanted);
+    decoder_destroy(&got);
+}
+
+static rs_status no_sum(void *context, float *values, int64_t count)
+{
+    (void)values;
+    (void)count;
+    return --*(int *)context < 0 ? RS_ERR_PEER : RS_OK;
+}
+
+/* Whichever reduction fails, its status comes back. */
+static void test_failing_group(void **state)
+{
+    (void)state;
+    enum { SEQ = 3 };
+    uint8_t bytes[SEQ] = {1, 2, 3};
+    rs_model m = make_model(2, 1, 4, 5);
+    rs_stage_shape shape = whole_shape(&m, SEQ, 1, 1);
+    decoder weights = random_decoder(&shape, 13);
+    decoder gradients = decoder_create(&shape, 0);
+    int left = 0;
+    rs_stage_tp tp = {&left, no_sum, no_sum};
+    rs_stage *stage;
+    double loss;
+    int failures = 0;
+    assert_int_equal(rs_stage_create(&shape, &tp, &stage), RS_OK);
+    for (int n = 0;; n++) {
+        left = n;
+        rs_status status =
+            rs_stage_forward(stage, &weights.tensors, 0, 1, bytes, bytes, NULL, NULL, &loss);
+        if (status == RS_OK)
+            status =
+                rs_stage_backward(stage, &weights.tensors, &gradients.tensors, 0, 1, NULL, NULL);
+        if (status == RS_OK)
+            break;
+        assert_int_equal(status, RS_ERR_PEER);
+        failures++;
+    }
+    assert_int_equal(failures, 1 + 2 * 3 + 2 + 1 + 2 * 3);
+    rs_stage_destroy(stage);
+    decoder_destroy(&weights);
+    decoder_destroy(&gradients);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    rs_model m = make_model(4, 2, 7, 11);
+    rs_stage_shape good = whole_shape(&m, 4, 1, 1);
+    rs_stage *stage;
+    double loss;
+    rs_stage_shape bad = good;
+    bad.q_end = 2;
+    assert_int_equal(rs_stage_create(&bad, NULL, &stage), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "heads 0..2 of groups of 2"));
+    bad = good;
+    bad.layer_end = 4;
+    assert_int_equal(rs_stage_create(&bad, NULL, &stage), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "layers 0..4"));
+    bad = good;
+    bad.model.head_dim = 3;
+    assert_int_equal(rs_stage_create(&bad, NULL, &stage), RS_ERR_ARGUMENT);
+    bad = good;
+    bad.slots = 0;
+    assert_int_equal(rs_stage_create(&bad, NULL, &stage), RS_ERR_ARGUMENT);
+    bad = good;
+    bad.max_batch = INT64_C(1) << 40;
+    assert_int_equal(rs_stage_create(&bad, NULL, &stage), RS_ERR_UNSUPPORTED);
+
+    uint8_t bytes[4] = {1, 2, 3, 11};
+    uint8_t fine[4] = {1, 2, 3, 10};
+    decoder weights = random_decoder(&good, 14);
+    const rs_stage_tensors *w = &weights.tensors;
+    assert_int_equal(rs_stage_create(&good, NULL, &stage), RS_OK);
+    assert_int_equal(
+        rs_stage_forward(stage, w, 0, 1, bytes, fine, NULL, NULL, &loss), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "token 3"));
+    assert_int_equal(
+        rs_stage_forward(stage, w, 0, 1, fine, bytes, NULL, NULL, &loss), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_stage_backward(stage, w, w, 0, 1, NULL, NULL), RS_ERR_ARGUMENT);
+    assert_int_equal(
+        rs_stage_forward(stage, w, 1, 1, fine, fine, NULL, NULL, &loss), RS_ERR_ARGUMENT);
+    assert_int_equal(
+        rs_stage_forward(stage, w, 0, 2, fine, fine, NULL, NULL, &loss), RS_ERR_ARGUMENT);
+    rs_stage_destroy(stage);
+    rs_stage_destroy(NULL);
+    decoder_destroy(&weights);
+}
+
+int main(void)
+{
+    rs_product_set_threads(1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_qwen3),
+        cmocka_unit_test(test_every_tensor),
+        cmocka_unit_test(test_long_sequence),
+        cmocka_unit_test(test_tensor_parallel),
+        cmocka_unit_test(test_empty_ranks),
+        cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_failing_group),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
