@@ -7,6 +7,7 @@ and strings are blanked out (line numbers stay), so that a rule sees code alone.
 """
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -100,11 +101,13 @@ class Tree:
 
     def __init__(self, root):
         self.root = root
-        command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=False)
-        if (root / ".git").exists() and listed.returncode == 0:
-            names = listed.stdout.splitlines()
-        else:
+        names = None
+        if (root / ".git").exists() and shutil.which("git"):
+            command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"]
+            listed = subprocess.run(command, capture_output=True, text=True, check=False)
+            if listed.returncode == 0:
+                names = listed.stdout.splitlines()
+        if names is None:
             names = [str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()]
             names = [n for n in names if not n.startswith((".git/", "build/"))]
         self.names = sorted(n for n in set(names) if (root / n).is_file())
