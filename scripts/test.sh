@@ -23,7 +23,7 @@ part() {
 run_ctest() {
     local preset=$1 labels=$2
     shift 2
-    ctest --test-dir "build/$preset" --label-regex "$labels" --parallel "$JOBS" --no-tests=error \
+    ctest --test-dir "build/$preset" --label-regex "$labels" --parallel "$(nproc)" --no-tests=error \
         --output-on-failure --timeout 600 "$@"
 }
 
