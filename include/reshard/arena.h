@@ -45,19 +45,35 @@ rs_status rs_keeper_free_bytes(const rs_keeper *keeper, int64_t *bytes) RS_MUST_
 rs_status rs_keeper_sweep(rs_keeper *keeper) RS_MUST_CHECK;
 
 /*
- * Makes the arena of (generation, rank). `segments` lists all its segments; those in `adopted`
- * (ascending) are taken from `old`, which must have them at the same size; the others get room in a
- * new extent file, reserved at once (RS_ERR_BUDGET says how much is needed and how much there is;
- * never SIGBUS later), zeroed, not yet touched. The caller owns `*out`. RS_ERR_EXISTS.
+ * Makes the arena of (generation, rank). `segments` lists all its segments, ascending; those in
+ * `adopted` (ascending) are taken from `old`, which must have them at the same size; the others get
+ * room in a new extent file, each at a page's start, reserved at once (RS_ERR_BUDGET says how much
+ * is needed and how much there is; never SIGBUS later), zeroed, not yet touched. `old` may be
+ * closed before the new arena. The keeper must outlive it. The caller owns `*out`. RS_ERR_EXISTS if
+ * there is such an arena, or what an interrupted create left of it (rs_arena_delete clears that).
  */
 rs_status rs_arena_create(rs_keeper *keeper, int generation, int rank,
     const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
     rs_arena **out) RS_MUST_CHECK;
 
+/* The same for a tight move: no room is reserved, so that the new arena costs no memory before the
+ * old one gives some back. Every range must be reserved (rs_arena_reserve; rs_move_run does it)
+ * before it is written. */
+rs_status rs_arena_create_sparse(rs_keeper *keeper, int generation, int rank,
+    const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
+    rs_arena **out) RS_MUST_CHECK;
+
+/* Reserves the pages of a range of a segment. RS_ERR_BUDGET. */
+rs_status rs_arena_reserve(
+    rs_arena *arena, int segment, int64_t offset, int64_t bytes) RS_MUST_CHECK;
+
 /* Maps an existing arena: read-only unless `writable`. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED,
  * RS_ERR_MISMATCH (of another job, version or boot). Whether it was committed: rs_arena_step. */
 rs_status rs_arena_open(
     rs_keeper *keeper, int generation, int rank, bool writable, rs_arena **out) RS_MUST_CHECK;
+
+/* Maps, read-only, the arena of another rank of the same generation on this node. */
+rs_status rs_arena_open_sibling(const rs_arena *arena, int rank, rs_arena **out) RS_MUST_CHECK;
 
 /* Unmaps; the files stay. */
 void rs_arena_close(rs_arena *arena);
