@@ -27,7 +27,8 @@ static rs_space *small_space(void)
     const rs_tensor tensors[] = {{.name = "scalar", .ndim = 0},
         {.name = "vector", .ndim = 1, .shape = {9}}, {.name = "matrix", .ndim = 2, .shape = {7, 6}},
         {.name = "cube", .ndim = 3, .shape = {4, 3, 5}},
-        {.name = "nothing", .ndim = 2, .shape = {0, 3}}};
+        {.name = "nothing", .ndim = 2, .shape = {0, 3}},
+        {.name = "other", .ndim = 1, .shape = {9}}};
     rs_space *space;
     assert_int_equal(rs_space_create(&space), RS_OK);
     for (int r = 0; r < ROLES; r++)
@@ -262,6 +263,14 @@ static void test_geometry(void **state)
         rs_placement_create_list(space, HOLDERS, list.shards.items, list.first, &placement), RS_OK);
     assert_int_equal(rs_placement_geometry(placement, 2), 2);
     rs_placement_destroy(placement);
+    /* The same boxes, but of another tensor. */
+    list.shards.items[0].box.extent[0] = 4;
+    list.shards.items[0].tensor = rs_space_find_tensor(space, "other");
+    list.shards.items[1].tensor = list.shards.items[0].tensor;
+    assert_int_equal(
+        rs_placement_create_list(space, HOLDERS, list.shards.items, list.first, &placement), RS_OK);
+    assert_int_equal(rs_placement_geometry(placement, 2), 2);
+    rs_placement_destroy(placement);
     free(list.shards.items);
     rs_space_destroy(space);
 }
@@ -298,8 +307,8 @@ static void test_refusals(void **state)
     bad[0].box.ndim = 1;
     refuse(space, bad, 1, RS_ERR_ARGUMENT, "dimensions");
     bad[0] = good;
-    bad[0].tensor = 5;
-    refuse(space, bad, 1, RS_ERR_ARGUMENT, "no tensor 5");
+    bad[0].tensor = 6;
+    refuse(space, bad, 1, RS_ERR_ARGUMENT, "no tensor 6");
     bad[0] = good;
     bad[0].role = -1;
     refuse(space, bad, 1, RS_ERR_ARGUMENT, "no role -1");
