@@ -34,7 +34,10 @@ typedef struct rs_model {
     bool qk_norm; /* RMS norm of each q and k head (Qwen3) */
     double norm_eps;
     double rope_theta;
-    rs_dtype dtype; /* the type the configuration states; RS_DTYPE_NONE if it states none */
+    char rope_type[32];     /* "default", or the scaling that the configuration asks for */
+    char activation[16];    /* of the gate: "silu" */
+    int64_t sliding_window; /* a token sees no more than this many; 0: all */
+    rs_dtype dtype;         /* the type the configuration states; RS_DTYPE_NONE if it states none */
 } rs_model;
 
 /*
@@ -48,14 +51,32 @@ rs_status rs_model_load(const char *name_or_path, rs_model *out) RS_MUST_CHECK;
 const char *const *rs_model_presets(void);
 
 /*
+ * RS_ERR_UNSUPPORTED, naming the key, if a training step over sequences of `seq` tokens would
+ * compute something else than the configuration says: a scaled or partial rotary embedding, a
+ * sliding window shorter than the sequence, another activation, heads of odd width. The space of
+ * such a model is right all the same.
+ */
+rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_CHECK;
+
+/*
  * The space of training `model` with AdamW. dtype RS_DTYPE_F32: roles param, exp_avg, exp_avg_sq;
  * RS_DTYPE_BF16 or RS_DTYPE_F16: param in that type, then master, exp_avg, exp_avg_sq in float32.
- * The caller owns `*out`. Tensor names:
- *   embed.weight [V,H]; layers.attn_norm.weight [L,H]; layers.attn.{q,k,v}.weight [L,rows,H] and
- *   .bias; layers.attn.{q,k}_norm.weight [L,D]; layers.attn.o.weight [L,H,rows]; (.bias)
- *   layers.mlp_norm.weight [L,H]; layers.mlp.{gate,up}.weight [L,F,H]; layers.mlp.down.weight
- *   [L,H,F]; (.bias) norm.weight [H]; head.weight [V,H] unless tied.
- * They are added in this order: it is the order of the local concatenation (see layout.h).
+ * The caller owns `*out`. RS_ERR_ARGUMENT names a number of the model that is impossible.
+ * Tensors, in this order, which is the order of the local concatenation (see layout.h); L layers, H
+ * hidden, D head_dim, Q = heads x D, K = kv_heads x D, F ffn, V vocab:
+ *   embed.weight [V,H]
+ *   layers.attn_norm.weight [L,H]
+ *   layers.attn.q.weight [L,Q,H], layers.attn.k.weight [L,K,H], layers.attn.v.weight [L,K,H]
+ *   layers.attn.q.bias [L,Q], layers.attn.k.bias [L,K], layers.attn.v.bias [L,K]   if qkv_bias
+ *   layers.attn.q_norm.weight [L,D], layers.attn.k_norm.weight [L,D]               if qk_norm
+ *   layers.attn.o.weight [L,H,Q], layers.attn.o.bias [L,H]                         if out_bias
+ *   layers.mlp_norm.weight [L,H]
+ *   layers.mlp.gate.weight [L,F,H], layers.mlp.up.weight [L,F,H]
+ *   layers.mlp.gate.bias [L,F], layers.mlp.up.bias [L,F]                           if mlp_bias
+ *   layers.mlp.down.weight [L,H,F], layers.mlp.down.bias [L,H]                     if mlp_bias
+ *   norm.weight [H]
+ *   head.weight [V,H]                                                              unless tied
+ * Matrices take part in weight decay; norms and biases do not.
  */
 rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out) RS_MUST_CHECK;
 
