@@ -131,7 +131,9 @@ typedef struct rs_plan_totals {
     int64_t peak_safe; /* of the rank where it is largest */
     int64_t peak_tight;
     int64_t copies;
-    int64_t *pair_bytes; /* [old world][new world] row-major where asked for, else NULL */
+    int64_t *pair_bytes; /* [old world][new world] row-major where asked for, else NULL: bytes that
+                            the new rank takes from the old one, and on the diagonal those that stay
+                            within a rank, copied or adopted */
 } rs_plan_totals;
 
 /* Figures of the whole cluster: makes every rank's plan in turn. `want_pairs` fills pair_bytes.
@@ -139,6 +141,26 @@ typedef struct rs_plan_totals {
 rs_status rs_plan_totals_compute(const rs_placement *from, const rs_placement *to,
     const rs_plan_options *options, bool want_pairs, rs_plan_totals *out) RS_MUST_CHECK;
 void rs_plan_totals_fini(rs_plan_totals *totals);
+
+/*
+ * Seconds that no plan with these totals can beat, if a rank pulls at most `rank_rate` bytes per
+ * second from its node, and at most `node_rate` bytes per second enter a node and as many leave it,
+ * both at the same time. A rate of 0 or less is not counted.
+ */
+double rs_plan_seconds_bound(const rs_plan_totals *totals, double rank_rate, double node_rate);
+
+/* Bytes of the shards of one role (-1: of all roles) that holders of a placement have, without
+ * padding; activations and the like are no state and not counted. Ties go to the lower holder. */
+typedef struct rs_state_bytes {
+    int64_t max;
+    int max_holder;
+    int64_t min;
+    int min_holder;
+    int64_t total; /* of all holders; replicas count each time */
+} rs_state_bytes;
+
+rs_status rs_state_bytes_of(
+    const rs_placement *placement, int role, rs_state_bytes *out) RS_MUST_CHECK;
 
 /*
  * The slow, plain proof: makes every rank's plan and checks, element range by element range and
