@@ -1,0 +1,667 @@
+/*
+ * Random spaces, placements, nodes and chunk sizes against the plain checks.
+ *
+ *     prop_plan [--seed S] [--cases N] [--verbose]
+ *
+ * Case i of a run uses seed S + i, so a case that failed is run again with --seed <its seed>
+ * --cases 1. In each case the space is small enough to be counted element by element. Checked are:
+ *  - rs_plan_check;
+ *  - here, apart from it: every element of every new shard is written once, by a copy from somebody
+ * who has it, or lies in an adopted segment, whose bytes are the same before and after;
+ *  - the plans are the same when made again, alone and from another order of calls;
+ *  - an element that is needed and that nobody has is found and refused, and only then;
+ *  - moved = minimum, both as counted here;
+ *  - no rank sends or receives more than the bound, but for rounding to elements: each copy that it
+ *    sends may have been rounded up by less than one element;
+ *  - peaks: tight at least as large as each of both states, at most safe; the figure is the walk by
+ * pages of one byte without a window; a window or a page makes it no smaller.
+ */
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "reshard/layout.h"
+#include "reshard/plan.h"
+#include "reshard/space.h"
+
+#define WORLD 17
+#define MAX_SHARDS 8192
+
+static uint64_t state;
+
+static uint64_t next_random(void)
+{
+    state += 0x9e3779b97f4a7c15u;
+    uint64_t x = state;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* 0 .. n - 1 */
+static int below(int n)
+{
+    return (int)(next_random() % (uint64_t)n);
+}
+
+static bool chance(int percent)
+{
+    return below(100) < percent;
+}
+
+static uint64_t case_seed;
+
+#define FAIL(...)                                                                                  \
+    do {                                                                                           \
+        printf("seed %" PRIu64 ", line %d: ", case_seed, __LINE__);                                \
+        printf(__VA_ARGS__);                                                                       \
+        printf("\n");                                                                              \
+        return false;                                                                              \
+    } while (0)
+
+#define NEED(call)                                                                                 \
+    do {                                                                                           \
+        rs_status need_ = (call);                                                                  \
+        if (need_ != RS_OK)                                                                        \
+            FAIL("%s: %s: %s", #call, rs_status_name(need_), rs_error_message());                  \
+    } while (0)
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            FAIL("not so: %s", #condition);                                                        \
+    } while (0)
+
+/* One case. */
+typedef struct trial {
+    rs_space *space;
+    rs_placement *from;
+    rs_placement *to;
+    int world;
+    rs_plan_options options;
+    int nodes[WORLD];
+    bool holes; /* something may be missing in the old placement */
+} trial;
+
+/* ---- spaces ---- */
+
+static const rs_dtype dtypes[] = {RS_DTYPE_F32, RS_DTYPE_BF16, RS_DTYPE_F64, RS_DTYPE_U8};
+
+static bool make_roles(rs_space *space)
+{
+    int count = 1 + below(4);
+    for (int r = 0; r < count; r++) {
+        char name[16];
+        snprintf(name, sizeof name, "role%d", r);
+        rs_role role = {.name = name,
+            .dtype = dtypes[below(4)],
+            .role_class = r == 0 ? RS_ROLE_MODEL : (rs_role_class)below(3)};
+        NEED(rs_space_add_role(space, &role, NULL));
+    }
+    return true;
+}
+
+/* A few tensors of up to four dimensions; lengths of zero now and then. */
+static bool make_free_space(rs_space *space)
+{
+    int count = 1 + below(4);
+    for (int t = 0; t < count; t++) {
+        char name[16];
+        snprintf(name, sizeof name, "t%d", t);
+        rs_tensor tensor = {.name = name, .ndim = below(5)};
+        for (int d = 0; d < tensor.ndim; d++)
+            tensor.shape[d] = chance(3) ? 0 : 1 + below(tensor.ndim > 2 ? 6 : 14);
+        NEED(rs_space_add_tensor(space, &tensor, NULL));
+    }
+    return true;
+}
+
+/* Something like a model: layers, heads, rows, a vocabulary; nothing has to divide anything. */
+static bool make_model_space(rs_space *space)
+{
+    int64_t layers = 1 + below(6);
+    int64_t group = 1 + below(3);
+    int64_t kv = 1 + below(4);
+    int64_t dim = 1 + below(3);
+    int64_t hidden = 1 + below(7);
+    int64_t ffn = 1 + below(12);
+    int64_t vocab = 1 + below(12);
+    bool tied = chance(50);
+    rs_tensor all[] = {
+        {.name = "embed",
+            .ndim = 2,
+            .shape = {vocab, hidden},
+            .axis = {RS_AXIS_VOCAB},
+            .stage = tied ? RS_STAGE_FIRST_AND_LAST : RS_STAGE_FIRST},
+        {.name = "norm1", .ndim = 2, .shape = {layers, hidden}, .axis = {RS_AXIS_LAYER}},
+        {.name = "q",
+            .ndim = 3,
+            .shape = {layers, kv * group * dim, hidden},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_Q_HEAD},
+            .unit = {0, dim}},
+        {.name = "k",
+            .ndim = 3,
+            .shape = {layers, kv * dim, hidden},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_KV_HEAD},
+            .unit = {0, dim},
+            .kv_group = group},
+        {.name = "o",
+            .ndim = 3,
+            .shape = {layers, hidden, kv * group * dim},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_Q_HEAD},
+            .unit = {0, 0, dim}},
+        {.name = "up",
+            .ndim = 3,
+            .shape = {layers, ffn, hidden},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_FFN}},
+        {.name = "scale", .ndim = 0, .stage = RS_STAGE_LAST},
+        {.name = "head",
+            .ndim = 2,
+            .shape = {vocab, hidden},
+            .axis = {RS_AXIS_VOCAB},
+            .stage = RS_STAGE_LAST},
+    };
+    for (size_t t = 0; t < sizeof all / sizeof *all; t++)
+        if (!chance(20) && !(tied && t == 7))
+            NEED(rs_space_add_tensor(space, &all[t], NULL));
+    return true;
+}
+
+/* ---- placements ---- */
+
+static bool make_layout(const rs_space *space, rs_placement **out)
+{
+    rs_layout layout;
+    char text[64];
+    static const char *const orders[] = {"tp-dp-pp", "pp-tp-dp", "dp-pp-tp"};
+    int tp, pp, dp;
+    do {
+        tp = 1 + below(5);
+        pp = 1 + below(5);
+        dp = 1 + below(6);
+    } while (tp * pp * dp > WORLD);
+    snprintf(text, sizeof text, "tp=%d,pp=%d,dp=%d,zero=%d,order=%s", tp, pp, dp, below(4),
+        orders[below(3)]);
+    NEED(rs_layout_parse(text, &layout));
+    NEED(rs_layout_placement(space, &layout, out));
+    return true;
+}
+
+typedef struct shard_set {
+    rs_shard shards[MAX_SHARDS];
+    int holder[MAX_SHARDS];
+    size_t count;
+} shard_set;
+
+static shard_set sets[2];
+
+/* Splits a box at random into up to `parts` boxes. */
+static int split(rs_box box, int parts, rs_box *out)
+{
+    int axis = box.ndim > 0 ? below(box.ndim) : 0;
+    if (parts < 2 || box.ndim == 0 || box.extent[axis] < 2) {
+        out[0] = box;
+        return 1;
+    }
+    int64_t at = 1 + below((int)box.extent[axis] - 1);
+    rs_box low = box;
+    rs_box high = box;
+    low.extent[axis] = at;
+    high.offset[axis] += at;
+    high.extent[axis] -= at;
+    int count = split(low, parts / 2, out);
+    return count + split(high, parts - parts / 2, out + count);
+}
+
+/*
+ * Holders are dealt over up to three unlike cuts of each tensor; of the boxes of its cut, a holder
+ * has some. The first cut is held throughout, unless holes are wanted.
+ */
+static void fill_set(const rs_space *space, int holders, bool holes, shard_set *set)
+{
+    int cuts = 1 + below(3);
+    set->count = 0;
+    for (int r = 0; r < rs_space_role_count(space); r++) {
+        uint64_t kept = state;
+        uint64_t start = next_random();
+        bool alike = chance(60);
+        for (int t = 0; t < rs_space_tensor_count(space); t++) {
+            const rs_tensor *tensor = rs_space_tensor(space, t);
+            rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
+            if (rs_box_is_empty(&whole))
+                continue;
+            if (alike) {
+                kept = state;
+                state = (uint64_t)t * 77 + case_seed * 13 + (set == &sets[1]);
+            }
+            for (int cut = 0; cut < cuts && cut < holders; cut++) {
+                rs_box boxes[64];
+                int count = split(whole, 1 + below(9), boxes);
+                int members = (holders - cut + cuts - 1) / cuts;
+                int density = 10 + below(90);
+                for (int b = 0; b < count; b++) {
+                    int sure = cut == 0 && !(holes && chance(15)) ? below(members) : -1;
+                    for (int m = 0; m < members; m++)
+                        if ((m == sure || (sure >= 0 ? chance(density) : chance(density / 2))) &&
+                            set->count < MAX_SHARDS) {
+                            set->holder[set->count] = m * cuts + cut;
+                            set->shards[set->count++] =
+                                (rs_shard){.tensor = t, .role = r, .box = boxes[b]};
+                        }
+                }
+            }
+            if (alike)
+                state = kept + 1;
+        }
+        (void)start;
+    }
+}
+
+/* Lets some holders have after exactly what they had before, so that there is something to adopt.
+ */
+static void keep_some(int holders)
+{
+    for (int h = 0; h < holders; h++) {
+        if (!chance(30))
+            continue;
+        size_t kept = 0;
+        shard_set *after = &sets[1];
+        for (size_t i = 0; i < after->count; i++)
+            if (after->holder[i] != h) {
+                after->shards[kept] = after->shards[i];
+                after->holder[kept++] = after->holder[i];
+            }
+        after->count = kept;
+        for (size_t i = 0; i < sets[0].count && after->count < MAX_SHARDS; i++)
+            if (sets[0].holder[i] == h) {
+                after->shards[after->count] = sets[0].shards[i];
+                after->holder[after->count++] = h;
+            }
+    }
+}
+
+/* Lays the shards of each holder out, some transposed, one segment for each tensor and role or one
+ * for a role, and makes the placement. */
+static bool finish_set(const rs_space *space, int holders, shard_set *set, rs_placement **out)
+{
+    static rs_shard sorted[MAX_SHARDS];
+    size_t first[WORLD + 1];
+    size_t count = 0;
+    for (int h = 0; h < holders; h++) {
+        int64_t used[4 * 16] = {0};
+        first[h] = count;
+        for (size_t i = 0; i < set->count; i++) {
+            if (set->holder[i] != h)
+                continue;
+            rs_shard shard = set->shards[i];
+            shard.dtype = rs_space_role(space, shard.role)->dtype;
+            shard.segment = h % 2 == 0 ? shard.role * 16 + shard.tensor : shard.role;
+            shard.offset = used[shard.segment];
+            int64_t step = (int64_t)rs_dtype_size(shard.dtype);
+            bool transposed = h % 3 == 1;
+            for (int k = 0; k < shard.box.ndim; k++) {
+                int d = transposed ? k : shard.box.ndim - 1 - k;
+                shard.stride[d] = step;
+                step *= shard.box.extent[d];
+            }
+            used[shard.segment] += step + (h % 4 == 3 ? 24 : 0);
+            sorted[count++] = shard;
+        }
+    }
+    first[holders] = count;
+    NEED(rs_placement_create_list(space, holders, sorted, first, out));
+    return true;
+}
+
+static bool make_trial(trial *t)
+{
+    *t = (trial){0};
+    NEED(rs_space_create(&t->space));
+    if (!make_roles(t->space))
+        return false;
+    bool model = chance(50);
+    if (!(model ? make_model_space(t->space) : make_free_space(t->space)))
+        return false;
+    bool lists[2] = {!model || chance(20), !model || chance(20)};
+    int holders[2] = {1 + below(WORLD), 1 + below(WORLD)};
+    t->holes = lists[0] && chance(8);
+    for (int side = 0; side < 2; side++)
+        if (lists[side])
+            fill_set(t->space, holders[side], side == 0 && t->holes, &sets[side]);
+    if (lists[0] && lists[1] && chance(40))
+        keep_some(holders[0] < holders[1] ? holders[0] : holders[1]);
+    for (int side = 0; side < 2; side++) {
+        rs_placement **out = side == 0 ? &t->from : &t->to;
+        if (!(lists[side] ? finish_set(t->space, holders[side], &sets[side], out)
+                          : make_layout(t->space, out)))
+            return false;
+    }
+    int before = rs_placement_holders(t->from);
+    int after = rs_placement_holders(t->to);
+    t->world = before > after ? before : after;
+    t->options.adopt = chance(50);
+    t->options.chunk_bytes = chance(30) ? 0 : 1 + below(200);
+    t->options.ranks_per_node = below(6);
+    for (int r = 0; r < t->world; r++)
+        t->nodes[r] = below(4) * 1000 - 7;
+    if (chance(30))
+        t->options.node_of = t->nodes;
+    return true;
+}
+
+static void free_trial(trial *t)
+{
+    rs_placement_destroy(t->from);
+    rs_placement_destroy(t->to);
+    rs_space_destroy(t->space);
+}
+
+/* ---- counting ---- */
+
+static bool next_point(const rs_box *box, int64_t *point)
+{
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        if (++point[d] < box->offset[d] + box->extent[d])
+            return true;
+        point[d] = box->offset[d];
+    }
+    return false;
+}
+
+static size_t index_of(const rs_tensor *tensor, const int64_t *point)
+{
+    int64_t index = 0;
+    for (int d = 0; d < tensor->ndim; d++)
+        index = index * tensor->shape[d] + point[d];
+    return (size_t)index;
+}
+
+/* For each (role, tensor), where its elements start in a table of all elements. */
+static size_t starts[RS_MAX_ROLES][16];
+static size_t table_size;
+
+static void lay_table(const rs_space *space)
+{
+    table_size = 0;
+    for (int r = 0; r < rs_space_role_count(space); r++)
+        for (int t = 0; t < rs_space_tensor_count(space); t++) {
+            const rs_tensor *tensor = rs_space_tensor(space, t);
+            rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
+            starts[r][t] = table_size;
+            table_size += (size_t)rs_box_volume(&whole);
+        }
+}
+
+/* What a holder has: 1 per element; with `places`, its byte address + 1 (segment in the high bits).
+ */
+static bool mark_held(
+    const trial *t, const rs_placement *placement, int holder, uint64_t *marks, bool places)
+{
+    rs_shard_list shards = {0};
+    memset(marks, 0, table_size * sizeof *marks);
+    NEED(rs_placement_shards(placement, holder, -1, &shards));
+    for (size_t i = 0; i < shards.count; i++) {
+        const rs_shard *shard = &shards.items[i];
+        int64_t point[RS_MAX_DIMS];
+        memcpy(point, shard->box.offset, sizeof point);
+        do {
+            uint64_t place = (uint64_t)shard->offset + 1;
+            for (int d = 0; d < shard->box.ndim; d++)
+                place += (uint64_t)((point[d] - shard->box.offset[d]) * shard->stride[d]);
+            size_t at = starts[shard->role][shard->tensor] +
+                        index_of(rs_space_tensor(t->space, shard->tensor), point);
+            CHECK(marks[at] == 0);
+            marks[at] = places ? place + ((uint64_t)shard->segment << 40) : 1;
+        } while (next_point(&shard->box, point));
+    }
+    rs_shard_list_fini(&shards);
+    return true;
+}
+
+/* Every plan against marks for each element. `held` has the old marks of every rank. */
+static bool count_plan(const trial *t, const rs_plan *plan, uint64_t *const *held, uint64_t *now,
+    uint64_t *written, int64_t *moved, int64_t *minimum)
+{
+    int rank = rs_plan_rank(plan);
+    size_t count;
+    const rs_copy *copies = rs_plan_copies(plan, &count);
+    if (!mark_held(t, t->to, rank, now, true))
+        return false;
+    memset(written, 0, table_size * sizeof *written);
+    for (size_t i = 0; i < count; i++) {
+        const rs_copy *copy = &copies[i];
+        if (copy->target != rank)
+            continue;
+        int64_t point[RS_MAX_DIMS];
+        memcpy(point, copy->box.offset, sizeof point);
+        do {
+            size_t at = starts[copy->role][copy->tensor] +
+                        index_of(rs_space_tensor(t->space, copy->tensor), point);
+            CHECK(held[copy->source][at] != 0);
+            CHECK(copy->source == rank || held[rank][at] == 0);
+            written[at]++;
+        } while (next_point(&copy->box, point));
+        if (copy->source != rank)
+            *moved += copy->bytes;
+    }
+    for (int r = 0; r < rs_space_role_count(t->space); r++)
+        for (int k = 0; k < rs_space_tensor_count(t->space); k++) {
+            const rs_tensor *tensor = rs_space_tensor(t->space, k);
+            rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
+            size_t begin = starts[r][k];
+            for (size_t at = begin; at < begin + (size_t)rs_box_volume(&whole); at++) {
+                bool stays = now[at] != 0 && rs_plan_is_adopted(plan, (int)(now[at] >> 40));
+                CHECK(written[at] == (now[at] != 0 && !stays));
+                CHECK(!stays || held[rank][at] == now[at]);
+                if (now[at] != 0 && held[rank][at] == 0)
+                    *minimum += (int64_t)rs_dtype_size(rs_space_role(t->space, r)->dtype);
+            }
+        }
+    return true;
+}
+
+/* Whether some element is needed and held by nobody. */
+static bool is_incomplete(const trial *t, uint64_t *const *held, uint64_t *now, bool *missing)
+{
+    *missing = false;
+    for (int rank = 0; rank < t->world; rank++) {
+        if (!mark_held(t, t->to, rank, now, false))
+            return false;
+        for (size_t at = 0; at < table_size; at++) {
+            bool some = now[at] == 0;
+            for (int s = 0; s < t->world && !some; s++)
+                some = held[s][at] != 0;
+            *missing = *missing || !some;
+        }
+    }
+    return true;
+}
+
+static bool check_peaks(const rs_plan *plan)
+{
+    const rs_plan_figures *f = rs_plan_figures_of(plan);
+    int64_t exact, paged, windowed;
+    NEED(rs_plan_peak_tight(plan, 0, 1, &exact));
+    CHECK(exact == f->peak_tight);
+    CHECK(f->peak_tight >= f->old_bytes && f->peak_tight >= f->new_bytes);
+    CHECK(f->peak_tight <= f->peak_safe);
+    int64_t page = (int64_t)1 << below(8);
+    int64_t window = below(300);
+    NEED(rs_plan_peak_tight(plan, window, 1, &windowed));
+    NEED(rs_plan_peak_tight(plan, window, page, &paged));
+    CHECK(windowed >= exact);
+    /* Padding counts from the start, but where a page has other bytes too it comes with those. */
+    int64_t padding = f->new_bytes - f->adopted_bytes - f->self_bytes - f->node_in - f->remote_in;
+    CHECK(paged >= windowed - padding);
+    NEED(rs_plan_peak_tight(plan, INT64_MAX, 1, &windowed));
+    CHECK(windowed <= f->peak_safe);
+    return true;
+}
+
+static bool same_plan(const rs_plan *a, const rs_plan *b)
+{
+    size_t count, other_count;
+    const rs_copy *copies = rs_plan_copies(a, &count);
+    const rs_copy *others = rs_plan_copies(b, &other_count);
+    CHECK(count == other_count);
+    for (size_t i = 0; i < count; i++)
+        CHECK(copies[i].key == others[i].key && copies[i].tensor == others[i].tensor &&
+              copies[i].role == others[i].role && copies[i].source == others[i].source &&
+              copies[i].target == others[i].target && copies[i].reach == others[i].reach &&
+              copies[i].bytes == others[i].bytes && rs_box_equal(&copies[i].box, &others[i].box));
+    const rs_plan_figures *f = rs_plan_figures_of(a);
+    CHECK(memcmp(f, rs_plan_figures_of(b), sizeof *f) == 0);
+    return true;
+}
+
+/* Loads against the bounds, from the plans themselves. */
+static bool check_totals(const trial *t, rs_plan *const *plans, int64_t moved, int64_t minimum)
+{
+    rs_plan_totals totals;
+    NEED(rs_plan_totals_compute(t->from, t->to, &t->options, true, &totals));
+    CHECK(totals.moved == moved && totals.minimum == minimum && moved == minimum);
+    CHECK(totals.node.bytes + totals.remote.bytes == moved);
+    CHECK(strcmp(totals.bound_kind, "flow") == 0);
+    int64_t pairs = 0;
+    size_t cells = (size_t)rs_placement_holders(t->from) * (size_t)rs_placement_holders(t->to);
+    for (size_t i = 0; i < cells; i++)
+        pairs += totals.pair_bytes[i];
+    CHECK(pairs == moved + totals.self + totals.adopted);
+    int64_t largest = 1;
+    for (int r = 0; r < rs_space_role_count(t->space); r++) {
+        int64_t size = (int64_t)rs_dtype_size(rs_space_role(t->space, r)->dtype);
+        largest = size > largest ? size : largest;
+    }
+    int64_t most = 0;
+    for (int r = 0; r < t->world; r++) {
+        const rs_plan_figures *f = rs_plan_figures_of(plans[r]);
+        int64_t load = f->remote_in > f->remote_out ? f->remote_in : f->remote_out;
+        int64_t rounding = 0;
+        size_t count;
+        const rs_copy *copies = rs_plan_copies(plans[r], &count);
+        for (size_t i = 0; i < count; i++)
+            if (copies[i].source == r && copies[i].reach == RS_REACH_REMOTE)
+                rounding += largest;
+        most = load > most ? load : most;
+        CHECK(load <= totals.remote.rank_bound + rounding);
+        CHECK(f->node_in <= totals.node.rank_bound);
+    }
+    CHECK(totals.remote.rank_max == most && most >= totals.remote.rank_bound);
+    CHECK(totals.node.rank_max == totals.node.rank_bound);
+    CHECK(totals.rank_bytes_max >= totals.rank_bytes_bound);
+    CHECK(totals.node_bytes_max >= totals.node_bytes_bound);
+    rs_plan_totals_fini(&totals);
+    return true;
+}
+
+/* ---- one case ---- */
+
+typedef struct tables {
+    uint64_t *held[WORLD];
+    uint64_t *now;
+    uint64_t *written;
+} tables;
+
+static bool check_plans(const trial *t, tables *m, rs_plan **plans)
+{
+    int64_t moved = 0;
+    int64_t minimum = 0;
+    for (int r = t->world - 1; r >= 0; r--) {
+        NEED(rs_plan_create(t->from, t->to, r, &t->options, &plans[r]));
+        if (!count_plan(t, plans[r], m->held, m->now, m->written, &moved, &minimum) ||
+            !check_peaks(plans[r]))
+            return false;
+    }
+    rs_plan *again = NULL;
+    int rank = below(t->world);
+    NEED(rs_plan_create(t->from, t->to, rank, &t->options, &again));
+    bool same = same_plan(plans[rank], again);
+    rs_plan_destroy(again);
+    if (!same || !check_totals(t, plans, moved, minimum))
+        return false;
+    NEED(rs_plan_check(t->from, t->to, &t->options));
+    return true;
+}
+
+/* The plan of a placement with holes is refused, by some rank, naming an element. */
+static bool check_refusal(const trial *t)
+{
+    int refused = 0;
+    for (int r = 0; r < t->world; r++) {
+        rs_plan *plan = NULL;
+        rs_status status = rs_plan_create(t->from, t->to, r, &t->options, &plan);
+        rs_plan_destroy(plan);
+        CHECK(status == RS_OK || status == RS_ERR_MISMATCH);
+        if (status == RS_ERR_MISMATCH) {
+            CHECK(strstr(rs_error_message(), "which nobody holds") != NULL);
+            refused++;
+        }
+    }
+    CHECK(refused > 0);
+    CHECK(rs_plan_check(t->from, t->to, &t->options) == RS_ERR_MISMATCH);
+    return true;
+}
+
+static bool run_case(const trial *t)
+{
+    tables m = {0};
+    rs_plan *plans[WORLD] = {0};
+    bool good = true;
+    lay_table(t->space);
+    for (int r = 0; r < t->world && good; r++) {
+        m.held[r] = calloc(table_size + 1, sizeof(uint64_t));
+        good = mark_held(t, t->from, r, m.held[r], true);
+    }
+    m.now = calloc(table_size + 1, sizeof(uint64_t));
+    m.written = calloc(table_size + 1, sizeof(uint64_t));
+    bool missing = false;
+    good = good && is_incomplete(t, m.held, m.now, &missing);
+    good = good && (missing ? check_refusal(t) : check_plans(t, &m, plans));
+    for (int r = 0; r < t->world; r++) {
+        free(m.held[r]);
+        rs_plan_destroy(plans[r]);
+    }
+    free(m.now);
+    free(m.written);
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t seed = 1;
+    long cases = 1000;
+    bool verbose = false;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
+            seed = strtoull(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--cases") == 0 && i + 1 < argc)
+            cases = strtol(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--verbose") == 0)
+            verbose = true;
+        else {
+            printf("usage: prop_plan [--seed S] [--cases N] [--verbose]\n");
+            return 2;
+        }
+    }
+    printf("seed %" PRIu64 ", %ld cases\n", seed, cases);
+    clock_t start = clock();
+    for (long i = 0; i < cases; i++) {
+        trial t;
+        case_seed = seed + (uint64_t)i;
+        state = case_seed;
+        if (verbose)
+            printf("seed %" PRIu64 "\n", case_seed);
+        bool good = make_trial(&t) && run_case(&t);
+        free_trial(&t);
+        if (!good) {
+            printf("run it again: prop_plan --seed %" PRIu64 " --cases 1\n", case_seed);
+            return 1;
+        }
+    }
+    printf("all good, %.1f s\n", (double)(clock() - start) / CLOCKS_PER_SEC);
+    return 0;
+}
