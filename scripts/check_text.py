@@ -31,6 +31,7 @@ HEADER_LAYER = {
     "status.h": "base", "dtype.h": "base", "version.h": "base",
     "box.h": "space", "space.h": "space", "placement.h": "space", "memory.h": "space",
     "layout.h": "layout", "model.h": "layout",
+    "dialect.h": "dialect",
     "plan.h": "plan",
     "arena.h": "move", "certificate.h": "move", "move.h": "move", "move_mpi.h": "move",
     "reshard.h": "elastic",
