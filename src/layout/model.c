@@ -177,7 +177,7 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq)
 
 /* What differs between the families. */
 typedef struct family {
-    const char *name;
+    const char *name = NULL;
     const char *architecture;
     bool kv_heads_default; /* num_key_value_heads absent: as many as query heads; else it is
                               demanded */
@@ -283,7 +283,7 @@ static rs_status read_text(
 
 static rs_status find_family(const json_t *root, const family **out)
 {
-    const char *name;
+    const char *name = NULL;
     RS_TRY(read_text(root, "model_type", NULL, sizeof((rs_model *)0)->name, &name));
     if (name == NULL)
         return rs_error_set(RS_ERR_MALFORMED, "key \"model_type\" is missing");
@@ -318,15 +318,15 @@ static rs_status read_rope(const json_t *root, rs_model *out)
     const char *key = parameters != NULL ? "rope_parameters" : "rope_scaling";
     if (scaling != NULL && !json_is_object(scaling))
         return wrong_type(key, "an object or null");
-    double theta;
+    double theta = 0;
     RS_TRY(read_real(root, "rope_theta", 10000, &theta));
     RS_TRY(read_real(parameters, "rope_theta", theta, &out->rope_theta));
-    const char *type;
-    const char *older;
+    const char *type = NULL;
+    const char *older = NULL;
     RS_TRY(read_text(scaling, "type", "default", sizeof out->rope_type, &older));
     RS_TRY(read_text(scaling, "rope_type", older, sizeof out->rope_type, &type));
-    double part;
-    double inner_part;
+    double part = 0;
+    double inner_part = 0;
     RS_TRY(read_real(root, "partial_rotary_factor", 1, &part));
     RS_TRY(read_real(scaling, "partial_rotary_factor", part, &inner_part));
     snprintf(out->rope_type, sizeof out->rope_type, "%s", inner_part < 1 ? "partial" : type);
@@ -340,7 +340,7 @@ static rs_status read_window(const json_t *root, const family *of, rs_model *out
         RS_TRY(read_bool(root, "use_sliding_window", &used));
     /* Null means none, absent the family's default. */
     int64_t absent = json_object_get(root, "sliding_window") == NULL ? of->window : 0;
-    int64_t window;
+    int64_t window = 0;
     RS_TRY(read_integer(root, "sliding_window", absent, &window));
     out->sliding_window = used ? window : 0;
     return RS_OK;
@@ -349,7 +349,7 @@ static rs_status read_window(const json_t *root, const family *of, rs_model *out
 static rs_status read_dtype(const json_t *root, rs_model *out)
 {
     const char *key = value_of(root, "dtype") != NULL ? "dtype" : "torch_dtype";
-    const char *text;
+    const char *text = NULL;
     RS_TRY(read_text(root, key, NULL, 32, &text));
     if (text == NULL)
         return RS_OK;
@@ -391,7 +391,7 @@ static rs_status read_config(const json_t *root, rs_model *out)
         RS_TRY(read_bool(root, "mlp_bias", &out->mlp_bias));
     out->qk_norm = of->qk_norm;
     RS_TRY(read_real(root, "rms_norm_eps", 0, &out->norm_eps));
-    const char *activation;
+    const char *activation = NULL;
     RS_TRY(read_text(root, "hidden_act", "silu", sizeof out->activation, &activation));
     snprintf(out->activation, sizeof out->activation, "%s", activation);
     RS_TRY(read_rope(root, out));
@@ -454,7 +454,7 @@ typedef enum symbol { NONE = 0, LAYERS, HIDDEN, Q_ROWS, KV_ROWS, HEAD, FFN, VOCA
 typedef enum condition { ALWAYS = 0, QKV_BIAS, OUT_BIAS, MLP_BIAS, QK_NORM, UNTIED } condition;
 
 typedef struct row {
-    const char *name;
+    const char *name = NULL;
     symbol dims[3];
     condition when;
     rs_stage_rule stage;
