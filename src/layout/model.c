@@ -177,7 +177,7 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq)
 
 /* What differs between the families. */
 typedef struct family {
-    const char *name = NULL;
+    const char *name;
     const char *architecture;
     bool kv_heads_default; /* num_key_value_heads absent: as many as query heads; else it is
                               demanded */
@@ -454,7 +454,7 @@ typedef enum symbol { NONE = 0, LAYERS, HIDDEN, Q_ROWS, KV_ROWS, HEAD, FFN, VOCA
 typedef enum condition { ALWAYS = 0, QKV_BIAS, OUT_BIAS, MLP_BIAS, QK_NORM, UNTIED } condition;
 
 typedef struct row {
-    const char *name = NULL;
+    const char *name;
     symbol dims[3];
     condition when;
     rs_stage_rule stage;
