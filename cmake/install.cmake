@@ -29,6 +29,8 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/reshard-config-vers
 install(FILES ${CMAKE_BINARY_DIR}/package/reshard-config.cmake
     ${CMAKE_BINARY_DIR}/package/reshard-config-version.cmake DESTINATION ${RS_CMAKE_DIR})
 
+# The .pc files find their prefix from where they lie, so that a tree can be moved or staged.
+file(RELATIVE_PATH RS_PC_TO_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 foreach(name reshard reshard_mpi)
     if(TARGET ${name})
         configure_file(cmake/${name}.pc.in ${CMAKE_BINARY_DIR}/package/${name}.pc @ONLY)
