@@ -1,0 +1,76 @@
+/* Agreement on a status: the lowest failing rank is found and its detail sent around. And plain
+ * messages. */
+#include "train/comm.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static int count_of(size_t count)
+{
+    assert(count <= INT_MAX);
+    return (int)count;
+}
+
+void rs_comm_broadcast(MPI_Comm comm, int root, void *data, size_t bytes)
+{
+    MPI_Bcast(data, count_of(bytes), MPI_BYTE, root, comm);
+}
+
+void rs_comm_gather(MPI_Comm comm, int root, const void *mine, size_t bytes, void *all)
+{
+    MPI_Gather(mine, count_of(bytes), MPI_BYTE, all, count_of(bytes), MPI_BYTE, root, comm);
+}
+
+void rs_comm_send(MPI_Comm comm, int to, int tag, const void *data, size_t bytes)
+{
+    MPI_Send(data, count_of(bytes), MPI_BYTE, to, tag, comm);
+}
+
+void rs_comm_receive(MPI_Comm comm, int from, int tag, void *data, size_t bytes)
+{
+    MPI_Recv(data, count_of(bytes), MPI_BYTE, from, tag, comm, MPI_STATUS_IGNORE);
+}
+
+void rs_comm_post_floats(
+    MPI_Comm comm, int to, int tag, const float *data, int64_t count, MPI_Request *request)
+{
+    MPI_Isend(data, count_of((size_t)count), MPI_FLOAT, to, tag, comm, request);
+}
+
+void rs_comm_receive_floats(MPI_Comm comm, int from, int tag, float *data, int64_t count)
+{
+    MPI_Recv(data, count_of((size_t)count), MPI_FLOAT, from, tag, comm, MPI_STATUS_IGNORE);
+}
+
+void rs_comm_exchange_floats(
+    MPI_Comm comm, int peer, int tag, const float *mine, float *theirs, int64_t count)
+{
+    int n = count_of((size_t)count);
+    MPI_Sendrecv(
+        mine, n, MPI_FLOAT, peer, tag, theirs, n, MPI_FLOAT, peer, tag, comm, MPI_STATUS_IGNORE);
+}
+
+typedef struct failure {
+    int status;
+    char message[1000];
+} failure;
+
+rs_status rs_comm_agree(MPI_Comm comm, rs_status mine)
+{
+    int rank, failed;
+    MPI_Comm_rank(comm, &rank);
+    int candidate = mine != RS_OK ? rank : INT_MAX;
+    MPI_Allreduce(&candidate, &failed, 1, MPI_INT, MPI_MIN, comm);
+    if (failed == INT_MAX)
+        return RS_OK;
+    failure f;
+    memset(&f, 0, sizeof f);
+    f.status = (int)mine;
+    snprintf(f.message, sizeof f.message, "%s", rs_error_message());
+    rs_comm_broadcast(comm, failed, &f, sizeof f);
+    return rs_error_set((rs_status)f.status, "rank %d: %s", failed, f.message);
+}
