@@ -1,0 +1,86 @@
+/*
+ * What one rank has of the job's state under one layout: its placement, its arena, and where the
+ * elements of its local concatenation (layout.h) lie in it. All functions are local.
+ */
+#ifndef RS_TRAIN_STATE_H
+#define RS_TRAIN_STATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "reshard/arena.h"
+#include "reshard/certificate.h"
+#include "reshard/layout.h"
+#include "reshard/placement.h"
+#include "reshard/space.h"
+
+/* Numbers of the roles in the space; master is -1 where parameters are float32 and their own
+ * master. */
+typedef struct rs_roles {
+    int param;
+    int master;
+    int exp_avg;
+    int exp_avg_sq;
+} rs_roles;
+
+/* A (role, block) segment: elements begin .. end-1 of the local concatenation lie at `data`. */
+typedef struct rs_view {
+    int64_t begin;
+    int64_t end;
+    char *data;
+} rs_view;
+
+typedef struct rs_state {
+    const rs_space *space; /* borrowed */
+    rs_layout layout;
+    rs_roles roles;
+    int rank;
+    bool holds;              /* false: the rank is beyond the layout and has nothing */
+    rs_placement *placement; /* of the layout */
+    rs_placement *flat;      /* of the same layout with zero=3: who updates, and sums, what */
+    rs_arena *arena;         /* NULL until rs_state_allocate, and for a rank that holds nothing */
+    int blocks;
+    rs_view *views; /* [role][block]; after rs_state_allocate */
+} rs_state;
+
+/* A rank's state without memory. rs_state_fini also after a failure. */
+rs_status rs_state_init(
+    const rs_space *space, const rs_layout *layout, int rank, rs_state *out) RS_MUST_CHECK;
+
+/* Makes the arena of `generation`, adopting `adopted` segments of `old` (may be NULL). Nothing for
+ * a rank that holds nothing. */
+rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, const rs_state *old,
+    const int *adopted, size_t adopted_count, bool sparse) RS_MUST_CHECK;
+
+/* Unmaps and forgets; the arena's files stay. */
+void rs_state_fini(rs_state *state);
+
+/* Bytes of all its segments. */
+rs_status rs_state_footprint(const rs_state *state, int64_t *bytes) RS_MUST_CHECK;
+
+/* Its memory; NULL where it holds nothing. */
+const rs_memory *rs_state_memory(const rs_state *state);
+
+const rs_view *rs_state_view(const rs_state *state, int role, int block);
+
+/* Element `position` of the local concatenation, which lies in `block` and which the rank has of
+ * `role`. */
+void *rs_state_element(const rs_state *state, int role, int block, int64_t position);
+
+/* The block and the position in the local concatenation of the first element of `box`, which lies
+ * in one local box of `tensor`, and the distances of neighbours along each dimension, in elements.
+ */
+rs_status rs_state_locate(const rs_state *state, int tensor, const rs_box *box, int *block,
+    int64_t *position, int64_t *stride) RS_MUST_CHECK;
+
+/* Writes the job's initial weights, a function of (seed, tensor, element) alone; moments are zero.
+ */
+rs_status rs_state_fill(rs_state *state, uint64_t seed) RS_MUST_CHECK;
+
+/* Expands the parameters (16-bit) into `weights`, the local concatenation in float32. */
+void rs_state_expand(const rs_state *state, float *weights);
+
+/* A hash of all bytes of all segments, padding left out. For tests. */
+uint64_t rs_state_hash(const rs_state *state);
+
+#endif

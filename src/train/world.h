@@ -1,0 +1,45 @@
+/*
+ * The communicators of one layout, built in slices while another layout trains.
+ *
+ * Members are the first ranks of the job, as many as the layout needs. Building is collective over
+ * the members alone: ranks that stay idle take no part.
+ */
+#ifndef RS_TRAIN_WORLD_H
+#define RS_TRAIN_WORLD_H
+
+#include <mpi.h>
+#include <stdbool.h>
+
+#include "reshard/layout.h"
+#include "reshard/status.h"
+
+typedef struct rs_world {
+    rs_layout layout;
+    int size;     /* ranks of the layout */
+    int rank;     /* of the job, and of the layout where a member */
+    bool member;  /* rank < size */
+    rs_coords at; /* of a member */
+    int built;    /* slices done */
+    MPI_Comm job; /* borrowed */
+    MPI_Comm all; /* the layout's ranks */
+    MPI_Comm tp;  /* same stage and replica, ordered by tp coordinate */
+    MPI_Comm dp;  /* same stage and tp coordinate, ordered by dp coordinate */
+} rs_world;
+
+/* A world without members, built: what there is before any layout. Local. */
+void rs_world_none(rs_world *world);
+
+/* Local. Nothing is built yet. */
+void rs_world_init(rs_world *world, const rs_layout *layout, MPI_Comm job);
+
+/* Builds the next communicator; true once all are there. Collective over the members. */
+bool rs_world_build(rs_world *world);
+bool rs_world_is_built(const rs_world *world);
+
+/* Frees what was built. Collective over the members. */
+void rs_world_fini(rs_world *world);
+
+/* The member with this world's coordinates but for the stage. */
+int rs_world_at_stage(const rs_world *world, int stage);
+
+#endif
