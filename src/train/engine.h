@@ -1,0 +1,39 @@
+/*
+ * What a rank needs to train under one layout: its stage, gradients, pipeline and optimizer. Made
+ * when a layout begins, destroyed when it ends; the state it works on outlives it.
+ */
+#ifndef RS_TRAIN_ENGINE_H
+#define RS_TRAIN_ENGINE_H
+
+#include <stdint.h>
+
+#include "reshard/model.h"
+#include "train/data.h"
+#include "train/state.h"
+#include "train/train.h"
+#include "train/update.h"
+#include "train/world.h"
+
+typedef struct rs_engine rs_engine;
+
+/* Everything is borrowed. `world` is built, and the rank is a member. */
+rs_status rs_engine_create(const rs_train_options *options, const rs_model *model,
+    const rs_world *world, const rs_state *state, rs_data *data, rs_engine **out) RS_MUST_CHECK;
+void rs_engine_destroy(rs_engine *engine);
+
+/*
+ * Forward and backward passes of step `step`, and the reduction of the gradient. `*loss_sum`: the
+ * loss summed over this rank's tokens where it counts (tp rank 0 of the last stage), else 0;
+ * `*square`: this rank's part of the gradient's squared norm. Collective over the layout.
+ */
+rs_status rs_engine_gradients(
+    rs_engine *engine, int64_t step, double *loss_sum, double *square) RS_MUST_CHECK;
+
+/* Updates the state, and gathers the parameters that other replicas update. Collective over the
+ * layout. */
+void rs_engine_update(rs_engine *engine, const rs_update_rate *rate);
+
+/* Sums of this rank's part of the state as it is now. */
+const rs_sums *rs_engine_sums(rs_engine *engine);
+
+#endif

@@ -1,0 +1,42 @@
+/*
+ * One step's forward and backward passes through the pipeline: this rank's stage, its
+ * micro-batches.
+ */
+#ifndef RS_TRAIN_PIPELINE_H
+#define RS_TRAIN_PIPELINE_H
+
+#include <stdint.h>
+
+#include "train/data.h"
+#include "train/stage.h"
+#include "train/world.h"
+
+/* What is fixed while a layout lasts. Everything is borrowed. */
+typedef struct rs_pipeline_setup {
+    const rs_world *world;
+    rs_data *data;
+    rs_stage *stage;
+    int slots; /* of the stage */
+    int64_t global_batch;
+    int64_t micro_batch;
+    int64_t seq;
+    int64_t hidden;
+} rs_pipeline_setup;
+
+typedef struct rs_pipeline rs_pipeline;
+
+/* Micro-batches in flight at most on this rank, hence the slots its stage needs. */
+int rs_pipeline_slots(const rs_world *world, int64_t global_batch, int64_t micro_batch);
+
+rs_status rs_pipeline_create(const rs_pipeline_setup *setup, rs_pipeline **out) RS_MUST_CHECK;
+void rs_pipeline_destroy(rs_pipeline *pipeline);
+
+/*
+ * Runs step `step` (from 1): adds the gradient of the step's mean loss, as far as this replica's
+ * micro-batches make it, to `gradients`; `*loss_sum` gets the sum of the loss over their tokens on
+ * the last stage, else 0. Collective over the ranks of this replica.
+ */
+rs_status rs_pipeline_run(rs_pipeline *pipeline, int64_t step, const rs_stage_tensors *weights,
+    const rs_stage_tensors *gradients, double *loss_sum) RS_MUST_CHECK;
+
+#endif
