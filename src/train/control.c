@@ -131,7 +131,7 @@ static void read_owner(int fd, char *owner)
     owner[n > 0 ? n : 0] = '\0';
     owner[strcspn(owner, "\n")] = '\0';
     if (owner[0] == '\0')
-        strcpy(owner, "a process that has not said which");
+        snprintf(owner, 256, "a process that has not said which");
 }
 
 rs_status rs_control_claim(const char *job, rs_control_lock **out)
@@ -428,7 +428,7 @@ static bool oldest(const char *job, char *name)
             continue;
         if (found && strcmp(e->d_name, name) >= 0)
             continue;
-        strcpy(name, e->d_name);
+        snprintf(name, RS_CONTROL_NAME, "%s", e->d_name);
         found = true;
     }
     closedir(listing);
@@ -449,14 +449,14 @@ static bool take(const char *job, const char *name, rs_control_request *out)
     const char *layout = json_string_value(json_object_get(root, "layout"));
     bool known = false;
     memset(out, 0, sizeof *out);
-    strcpy(out->name, name);
+    snprintf(out->name, sizeof out->name, "%s", name);
     if (kind != NULL && strcmp(kind, "stop") == 0) {
         out->kind = RS_CONTROL_STOP;
         known = true;
     } else if (kind != NULL && strcmp(kind, "switch") == 0 && layout != NULL &&
                strlen(layout) < RS_CONTROL_LAYOUT) {
         out->kind = RS_CONTROL_SWITCH;
-        strcpy(out->layout, layout);
+        snprintf(out->layout, sizeof out->layout, "%s", layout);
         known = true;
     }
     json_decref(root);

@@ -74,7 +74,7 @@ static const char *const transports[] = {"auto", "arena", "mpi"};
 void rs_train_options_init(rs_train_options *options)
 {
     memset(options, 0, sizeof *options);
-    strcpy(options->layout, "dp=1");
+    snprintf(options->layout, sizeof options->layout, "dp=1");
     options->seq = 256;
     options->global_batch = 8;
     options->micro_batch = 2;
@@ -126,7 +126,7 @@ rs_status rs_train_options_add_switch(rs_train_options *options, const char *tex
     rs_train_switch *added = &grown[options->switch_count++];
     memset(added, 0, sizeof *added);
     added->step = step;
-    strcpy(added->layout, layout);
+    snprintf(added->layout, sizeof added->layout, "%s", layout);
     return RS_OK;
 }
 
@@ -334,7 +334,7 @@ static rs_status member_from_json(rs_train_options *options, const member *m, co
     case TEXT:
         fits = json_is_string(value) && json_string_length(value) < m->size;
         if (fits)
-            strcpy(at, json_string_value(value));
+            memcpy(at, json_string_value(value), json_string_length(value) + 1);
         break;
     case INTEGER:
         fits = json_is_integer(value);
@@ -411,7 +411,7 @@ rs_status rs_train_options_load(rs_train_options *options, const char *job)
     }
     rs_train_options_fini(options);
     rs_train_options_init(options);
-    strcpy(options->job, job);
+    snprintf(options->job, sizeof options->job, "%s", job);
     rs_status status = RS_OK;
     const char *key;
     json_t *value;

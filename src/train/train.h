@@ -39,10 +39,10 @@ typedef struct rs_train_switch {
 
 /* What tests make go wrong; all zero in earnest. Switches and steps count from 1. */
 typedef struct rs_train_fault {
-    int64_t
-        certificate_switch; /* this switch's new state gets one flipped bit before it is verified */
-    int64_t room_switch;    /* this switch finds no room for the new arena */
-    int64_t error_step;     /* in this step rank error_rank fails to read its data */
+    int64_t certificate_switch; /* in this switch a bit of every rank's new state is flipped before
+                                   it is verified */
+    int64_t room_switch;        /* this switch finds no room for the new arena */
+    int64_t error_step;         /* in this step rank error_rank fails to read its data */
     int64_t error_rank;
     int64_t kill_step; /* in this step rank kill_rank kills itself (SIGKILL) before the update */
     int64_t kill_rank;
@@ -176,7 +176,8 @@ typedef struct rs_train_listener {
     void (*switched)(void *context, const rs_train_switched *switched); /* done or rolled back */
     void (*notice)(void *context, const char *text);
     void (*end)(void *context, rs_train_outcome outcome, int64_t step);
-    /* On the rank that failed, before it ends the others with MPI_Abort or returns. */
+    /* On rank 0 where all ranks know of the failure; else on the rank that failed, before it ends
+     * the others with MPI_Abort. */
     void (*failed)(void *context, int rank, rs_status status, const char *message);
 } rs_train_listener;
 

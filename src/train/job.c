@@ -1,0 +1,242 @@
+/*
+ * rs_train_run: sets a job up on every rank, trains, and takes it down again.
+ *
+ * Failures. While a job is set up and while it switches, ranks agree on a status after each phase,
+ * so all return it. A rank that fails by itself in the middle of a step cannot be waited for: it
+ * removes the job's arenas of its machine, tells its listener and ends the job with MPI_Abort. A
+ * rank that dies is noticed by the launcher, which ends the others; signals.c and the supervisor
+ * remove what is left.
+ */
+#include <omp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/comm.h"
+#include "train/job.h"
+#include "train/kernels.h"
+#include "train/signals.h"
+
+double rs_job_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+rs_status rs_job_agree(rs_job *job, rs_status mine)
+{
+    rs_status status = rs_comm_agree(job->comm, mine);
+    if (status != RS_OK)
+        job->agreed = true;
+    return status;
+}
+
+void rs_job_notice(rs_job *job, const char *format, ...)
+{
+    char text[1200];
+    va_list args;
+    if (job->rank != 0 || job->listener->notice == NULL)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    job->listener->notice(job->listener->context, text);
+}
+
+rs_status rs_job_report(rs_job *job, const char *state, const char *message, bool now)
+{
+    if (job->metrics == NULL)
+        return RS_OK;
+    rs_metrics_status status = {.state = state,
+        .layout = job->layout,
+        .pending = job->next.pending ? job->next.text : NULL,
+        .pending_step = job->next.due > 0 ? job->next.due : 0,
+        .message = message,
+        .generation = job->generation};
+    return rs_metrics_report(job->metrics, &status, now);
+}
+
+/* ---- setting up ---- */
+
+/* What only rank 0 does: the job directory is its. */
+static rs_status open_directory(rs_job *job)
+{
+    rs_train_options copy = *job->options; /* shares its switches */
+    if (!copy.supervised) {
+        RS_TRY(rs_control_claim(copy.job, &job->lock));
+        RS_TRY(rs_train_options_save(&copy));
+    }
+    snprintf(job->id, sizeof job->id, "%s", copy.id);
+    RS_TRY(rs_control_open(copy.job, &job->control));
+    return rs_metrics_open(job->options, &job->metrics);
+}
+
+static rs_status open_local(rs_job *job)
+{
+    const rs_train_options *o = job->options;
+    const char *folder = o->arena_dir[0] != '\0' ? o->arena_dir : NULL;
+    RS_TRY(rs_model_load(o->model, &job->model));
+    RS_TRY(rs_model_space(&job->model, o->dtype, &job->space));
+    RS_TRY(rs_data_open(o->data, o->seq, job->model.vocab, &job->data));
+    job->sums = rs_calloc(rs_sums_word_count(job->space), sizeof *job->sums);
+    if (job->sums == NULL)
+        return rs_error_memory(rs_sums_word_count(job->space) * sizeof *job->sums);
+    RS_TRY(rs_keeper_open(job->id, folder, &job->keeper));
+    return rs_signals_begin(job->id, folder);
+}
+
+static rs_status begin_layout(rs_job *job)
+{
+    rs_layout layout;
+    RS_TRY(rs_layout_parse(job->options->layout, &layout));
+    rs_layout_format(&layout, job->layout);
+    RS_TRY(rs_state_init(job->space, &layout, job->rank, &job->state));
+    RS_TRY(rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false));
+    RS_TRY(rs_state_fill(&job->state, job->options->seed));
+    return job->state.arena != NULL ? rs_arena_commit(job->state.arena, 0) : RS_OK;
+}
+
+static rs_status begin_engine(rs_job *job)
+{
+    if (!job->world.member)
+        return RS_OK;
+    return rs_engine_create(
+        job->options, &job->model, &job->world, &job->state, job->data, &job->engine);
+}
+
+static rs_status check_world(const rs_job *job)
+{
+    if (job->ranks != job->options->ranks)
+        return rs_error_set(RS_ERR_ARGUMENT, "the job wants %d ranks and was started with %d",
+            job->options->ranks, job->ranks);
+    return RS_OK;
+}
+
+static rs_status set_up(rs_job *job)
+{
+    rs_layout layout;
+    RS_TRY(rs_job_agree(job, check_world(job)));
+    RS_TRY(rs_job_agree(job, job->rank == 0 ? open_directory(job) : RS_OK));
+    rs_comm_broadcast(job->comm, 0, job->id, sizeof job->id);
+    RS_TRY(rs_job_agree(job, open_local(job)));
+    RS_TRY(rs_job_find_nodes(job));
+    RS_TRY(rs_job_check_room(job));
+    RS_TRY(rs_job_report(job, "starting", "", true));
+    RS_TRY(rs_job_agree(job, begin_layout(job)));
+    layout = job->state.layout;
+    rs_world_init(&job->world, &layout, job->comm);
+    while (!rs_world_build(&job->world))
+        continue;
+    return rs_job_agree(job, begin_engine(job));
+}
+
+static void tell_start(const rs_job *job)
+{
+    if (job->rank != 0 || job->listener->start == NULL)
+        return;
+    char meaning[RS_LAYOUT_TEXT];
+    rs_train_start start = {.layout = job->layout,
+        .meaning = rs_layout_describe(&job->world.layout, meaning),
+        .model = job->model.name,
+        .ranks = job->ranks,
+        .nodes = job->nodes,
+        .elements = rs_space_elements(job->space),
+        .state_bytes = rs_space_bytes(job->space, -1),
+        .steps = job->options->steps};
+    job->listener->start(job->listener->context, &start);
+}
+
+/* ---- taking down ---- */
+
+/* Removes this rank's arenas, of all generations that may exist. */
+static rs_status remove_arenas(rs_job *job)
+{
+    for (int g = 0; g <= job->last_generation; g++)
+        RS_TRY(rs_arena_delete(job->keeper, g, job->rank, NULL));
+    return RS_OK;
+}
+
+static void close_job(rs_job *job)
+{
+    rs_engine_destroy(job->engine);
+    rs_state_fini(&job->state);
+    rs_signals_end();
+    rs_keeper_close(job->keeper);
+    rs_data_close(job->data);
+    rs_space_destroy(job->space);
+    free(job->sums);
+    free(job->node_of);
+    rs_control_close(job->control);
+    rs_metrics_close(job->metrics);
+    rs_control_release(job->lock);
+}
+
+static void free_comms(rs_job *job)
+{
+    rs_world_fini(&job->world);
+    if (job->host != MPI_COMM_NULL)
+        MPI_Comm_free(&job->host);
+    MPI_Comm_free(&job->orders);
+    MPI_Comm_free(&job->comm);
+}
+
+/* A failure: says so in status.json and to the listener; ends the other ranks where they do not
+ * know. */
+static rs_status fail(rs_job *job, rs_status status)
+{
+    char message[1024];
+    snprintf(message, sizeof message, "%s", rs_error_message());
+    if (job->keeper != NULL && rs_keeper_sweep(job->keeper) != RS_OK)
+        rs_job_notice(job, "arenas are left over: %s", rs_error_message());
+    if (rs_job_report(job, "failed", message, true) != RS_OK)
+        rs_job_notice(job, "the failure is not in status.json: %s", rs_error_message());
+    if ((job->rank == 0 || !job->agreed) && job->listener->failed != NULL)
+        job->listener->failed(job->listener->context, job->rank, status, message);
+    if (!job->agreed)
+        MPI_Abort(job->comm, 1);
+    return rs_error_set(status, "%s", message);
+}
+
+static rs_status finish(rs_job *job)
+{
+    static const char *const states[] = {"finished", "stopped", "stopped"};
+    RS_TRY(rs_job_agree(job, remove_arenas(job)));
+    RS_TRY(rs_job_agree(job, rs_job_report(job, states[job->outcome], "", true)));
+    if (job->rank == 0 && job->listener->end != NULL)
+        job->listener->end(job->listener->context, job->outcome, job->step);
+    return RS_OK;
+}
+
+rs_status rs_train_run(const rs_train_options *options, const rs_train_listener *listener,
+    MPI_Comm comm, rs_train_outcome *outcome)
+{
+    rs_job job = {.options = options, .listener = listener, .sums_step = -1};
+    job.host = MPI_COMM_NULL;
+    rs_world_none(&job.world);
+    rs_switch_reset(&job);
+    MPI_Comm_dup(comm, &job.comm);
+    MPI_Comm_dup(comm, &job.orders);
+    MPI_Comm_rank(comm, &job.rank);
+    MPI_Comm_size(comm, &job.ranks);
+    omp_set_num_threads(options->threads);
+    rs_product_set_threads(options->threads);
+    rs_status status = set_up(&job);
+    if (status == RS_OK) {
+        tell_start(&job);
+        status = rs_job_loop(&job);
+    }
+    if (status == RS_OK)
+        status = finish(&job);
+    if (status != RS_OK)
+        status = fail(&job, status);
+    else if (outcome != NULL)
+        *outcome = job.outcome;
+    close_job(&job);
+    free_comms(&job);
+    return status;
+}

@@ -1,0 +1,139 @@
+/*
+ * A running job as one rank sees it. Shared by the parts of the trainer (job.c, loop.c, switch.c,
+ * room.c) and by nobody else.
+ */
+#ifndef RS_TRAIN_JOB_H
+#define RS_TRAIN_JOB_H
+
+#include <mpi.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "reshard/arena.h"
+#include "reshard/model.h"
+#include "reshard/plan.h"
+#include "train/control.h"
+#include "train/data.h"
+#include "train/engine.h"
+#include "train/metrics.h"
+#include "train/state.h"
+#include "train/train.h"
+#include "train/world.h"
+
+/* What rank 0 has all ranks do at a step boundary. */
+typedef enum rs_order_kind {
+    RS_ORDER_NONE = 0, /* the next step */
+    RS_ORDER_PREPARE,  /* plan a switch, make room for it */
+    RS_ORDER_SLICE,    /* build the next of its communicators */
+    RS_ORDER_SWITCH,   /* do it, or give it up if some rank could not prepare */
+    RS_ORDER_STOP      /* end the job */
+} rs_order_kind;
+
+typedef struct rs_order {
+    rs_order_kind kind;
+    bool more;                   /* another order follows before the next step */
+    int outcome;                 /* STOP */
+    int64_t step;                /* steps committed */
+    char layout[RS_LAYOUT_TEXT]; /* PREPARE */
+} rs_order;
+
+/* A switch that is being prepared. */
+typedef struct rs_next {
+    bool pending;   /* on rank 0 from the decision on, elsewhere once prepared */
+    bool prepared;  /* or failed to be */
+    int64_t number; /* of the switches tried, from 1 */
+    rs_layout layout;
+    char text[RS_LAYOUT_TEXT];
+    int generation;
+    rs_status status; /* of this rank's preparation */
+    char message[1000];
+    rs_state state;
+    rs_world world;
+    rs_plan *plan;
+    rs_arena **peers; /* old arenas of the ranks that this one pulls from, by rank; else NULL */
+    bool touched;
+    double plan_seconds;
+    double prepare_seconds;
+    /* rank 0 */
+    rs_plan_totals totals;
+    int64_t due;                   /* acts after this step; -1: as soon as all ranks are ready */
+    char request[RS_CONTROL_NAME]; /* whom to answer; "": nobody */
+    int idle_ready;                /* idle ranks that have reported */
+} rs_next;
+
+typedef struct rs_job {
+    const rs_train_options *options;
+    const rs_train_listener *listener;
+    MPI_Comm comm;   /* all ranks */
+    MPI_Comm orders; /* the same, for messages between rank 0 and idle ranks */
+    MPI_Comm host;   /* ranks of this machine */
+    int rank;
+    int ranks;
+    bool agreed; /* the error that ends the job is known to all ranks */
+    bool ended;
+    rs_train_outcome outcome;
+
+    char id[RS_TRAIN_ID];
+    rs_model model;
+    rs_space *space;
+    rs_data *data;
+    rs_keeper *keeper;
+    int *node_of; /* nodes as the plan is to see them, by rank */
+    int nodes;
+
+    int64_t step; /* committed */
+    char layout[RS_LAYOUT_TEXT];
+    rs_world world;
+    rs_state state;
+    int64_t carried_bytes; /* of the state's segments, what lies in extents of older generations */
+    rs_engine *engine;     /* NULL on an idle rank */
+    int generation;
+    int last_generation; /* the highest ever made */
+    double step_seconds; /* of the last step */
+
+    rs_next next;
+    uint64_t *sums;    /* reduced words of the certificate of the state at step sums_step */
+    int64_t sums_step; /* -1: none */
+
+    /* rank 0 */
+    rs_control_lock *lock;
+    rs_control *control;
+    rs_metrics *metrics;
+    int64_t switches; /* tried or being prepared */
+    size_t scheduled; /* of options->switches: done or under way */
+    bool stop_asked;
+    bool signalled;
+    double looked; /* when the supervisor was last seen */
+} rs_job;
+
+/* job.c: one status for all ranks; a failure is then known to be everybody's. Collective over
+ * job->comm. */
+rs_status rs_job_agree(rs_job *job, rs_status mine) RS_MUST_CHECK;
+double rs_job_seconds(void);
+void rs_job_notice(rs_job *job, const char *format, ...) __attribute__((format(printf, 2, 3)));
+rs_status rs_job_report(
+    rs_job *job, const char *state, const char *message, bool now) RS_MUST_CHECK;
+
+/* room.c: who shares a node, and whether its memory is enough. Collective over job->comm. */
+rs_status rs_job_find_nodes(rs_job *job) RS_MUST_CHECK;
+rs_status rs_job_check_room(rs_job *job) RS_MUST_CHECK;
+void rs_job_plan_options(const rs_job *job, rs_plan_options *out);
+
+/* loop.c: trains until the job ends. */
+rs_status rs_job_loop(rs_job *job) RS_MUST_CHECK;
+
+/* switch.c */
+/* job->next as it is when no switch is in preparation. Local. */
+void rs_switch_reset(rs_job *job);
+/* Plans the switch to `layout` and makes room for it; a failure is kept for rs_switch_run. Local.
+ */
+void rs_switch_prepare(rs_job *job, const char *layout);
+/* Touches what is to be touched ahead, for about `seconds`; true when all is ready, or nothing will
+ * be. */
+bool rs_switch_touch(rs_job *job, double seconds);
+/* Moves to the prepared layout, or stays and says why. Collective over job->comm. */
+rs_status rs_switch_run(rs_job *job) RS_MUST_CHECK;
+/* Forgets the prepared switch. Collective over the members of its layout. */
+void rs_switch_cancel(rs_job *job);
+
+#endif

@@ -1,0 +1,395 @@
+/*
+ * The training loop: steps, and what happens between them.
+ *
+ * At each step every rank of the layout sends rank 0 a few numbers (loss, squared norm, how far it
+ * is with preparing a switch) and gets back the totals and one order, what to do after this step:
+ * so all that is agreed about a step costs one gather and one broadcast of a few bytes, and sums
+ * are made once, in the order of ranks. Ranks beyond the layout take no part: they look for a
+ * message from rank 0, and sleep between looks.
+ *
+ * 1. Rank 0 decides, everybody obeys; orders reach all ranks in the same sequence.
+ * 2. An order acts after its step has committed on every rank of the layout.
+ * 3. A switch is prepared first (PREPARE, then one SLICE per communicator, memory touched in small
+ * pieces in between) and done when it is due, or when every rank has said that it is ready. A rank
+ * that failed to prepare says so in the same way, and the switch is given up in rs_switch_run,
+ * where all agree.
+ * 4. The switch that is in preparation is the only one.
+ */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/comm.h"
+#include "train/job.h"
+#include "train/signals.h"
+
+#define TAG_ORDER 91
+#define TAG_REPORT 92
+
+#define AHEAD 24         /* steps before a scheduled switch at which its preparation begins */
+#define TOUCH_SHARE 0.03 /* of a step's time goes to touching memory ahead */
+#define IDLE_NAP 0.002   /* seconds between an idle rank's looks */
+#define IDLE_TOUCH 0.02  /* seconds of touching between two looks */
+#define SUPERVISOR 1.0   /* seconds between looks for the supervisor */
+
+/* What a rank says at the end of a step's gradient. */
+typedef struct summary {
+    double loss;
+    double square;
+    int ready; /* prepared, or failed to */
+    int signalled;
+} summary;
+
+/* What it gets back. */
+typedef struct verdict {
+    double loss;   /* mean over the step's tokens */
+    double square; /* of the whole gradient */
+    rs_order order;
+} verdict;
+
+/* An idle rank's word to rank 0. */
+typedef struct report {
+    int signalled;
+    int64_t number; /* of the switch for which it is ready */
+} report;
+
+static void nap(double seconds)
+{
+    struct timespec t = {0, (long)(seconds * 1e9)};
+    nanosleep(&t, NULL);
+}
+
+/* ---- rank 0 decides ---- */
+
+static rs_status refuse(
+    rs_job *job, const rs_control_request *request, const char *state, const char *why)
+{
+    rs_job_notice(job, "switch to %s refused: %s", request->layout, why);
+    return rs_control_answer(job->control, request->name, state, why, NULL);
+}
+
+/* Checks the layout that a request names; *out gets its canonical text. False: refused, and
+ * answered. */
+static rs_status check_request(
+    rs_job *job, const rs_control_request *request, char *out, bool *fits)
+{
+    rs_layout layout;
+    char why[1200];
+    *fits = false;
+    rs_status status = rs_layout_parse(request->layout, &layout);
+    if (status == RS_OK)
+        status = rs_layout_check_trainable(&layout, job->space);
+    if (status != RS_OK) {
+        snprintf(why, sizeof why, "%s", rs_error_message());
+        return refuse(job, request, "refused", why);
+    }
+    if (job->next.pending) {
+        snprintf(why, sizeof why, "a switch to %s is under way", job->next.text);
+        return refuse(job, request, "busy", why);
+    }
+    if (rs_layout_equal(&layout, &job->world.layout)) {
+        snprintf(why, sizeof why, "the job has the layout %s already", job->layout);
+        return refuse(job, request, "refused", why);
+    }
+    if (rs_layout_world(&layout) > job->ranks) {
+        snprintf(why, sizeof why, "layout %s needs %d ranks, and the job has %d", request->layout,
+            rs_layout_world(&layout), job->ranks);
+        return refuse(job, request, "refused", why);
+    }
+    rs_layout_format(&layout, out);
+    *fits = true;
+    return RS_OK;
+}
+
+/* Answers requests; the first switch that fits becomes the pending one. */
+static rs_status take_requests(rs_job *job, rs_order *order)
+{
+    rs_control_request request;
+    char text[RS_LAYOUT_TEXT];
+    while (rs_control_poll(job->control, &request)) {
+        if (request.kind == RS_CONTROL_STOP) {
+            job->stop_asked = true;
+            RS_TRY(rs_control_answer(
+                job->control, request.name, "done", "the job stops after its current step", NULL));
+            continue;
+        }
+        bool fits;
+        RS_TRY(check_request(job, &request, text, &fits));
+        if (!fits)
+            continue;
+        RS_TRY(rs_control_answer(
+            job->control, request.name, "accepted", "the switch is being prepared", NULL));
+        rs_switch_reset(job);
+        job->next.pending = true;
+        job->next.due = -1;
+        snprintf(job->next.request, sizeof job->next.request, "%s", request.name);
+        snprintf(job->next.text, sizeof job->next.text, "%s", text);
+        order->kind = RS_ORDER_PREPARE;
+        snprintf(order->layout, sizeof order->layout, "%s", text);
+    }
+    return RS_OK;
+}
+
+/* The next switch of the options, if it is time to prepare it. */
+static bool take_scheduled(rs_job *job, rs_order *order)
+{
+    const rs_train_options *o = job->options;
+    if (job->scheduled == o->switch_count)
+        return false;
+    const rs_train_switch *s = &o->switches[job->scheduled];
+    if (order->step < s->step - AHEAD)
+        return false;
+    job->scheduled++;
+    rs_switch_reset(job);
+    job->next.pending = true;
+    job->next.due = s->step;
+    snprintf(job->next.text, sizeof job->next.text, "%s", s->layout);
+    order->kind = RS_ORDER_PREPARE;
+    snprintf(order->layout, sizeof order->layout, "%s", job->next.text);
+    order->more = order->step >= s->step;
+    return true;
+}
+
+static void read_reports(rs_job *job)
+{
+    for (;;) {
+        int there;
+        report r;
+        MPI_Iprobe(MPI_ANY_SOURCE, TAG_REPORT, job->orders, &there, MPI_STATUS_IGNORE);
+        if (!there)
+            return;
+        rs_comm_receive(job->orders, MPI_ANY_SOURCE, TAG_REPORT, &r, sizeof r);
+        job->signalled = job->signalled || r.signalled;
+        if (job->next.pending && r.number == job->next.number)
+            job->next.idle_ready++;
+    }
+}
+
+/* True if this job's supervisor is gone. */
+static bool is_orphan(rs_job *job)
+{
+    double now = rs_job_seconds();
+    if (!job->options->supervised || now - job->looked < SUPERVISOR)
+        return false;
+    job->looked = now;
+    return !rs_control_is_claimed(job->options->job, NULL);
+}
+
+/* Whether the ranks of the layout are `ready` is known from their summaries (false where there are
+ * none). */
+static rs_status decide(rs_job *job, bool ready, rs_order *order)
+{
+    rs_next *next = &job->next;
+    read_reports(job);
+    RS_TRY(take_requests(job, order));
+    bool last = order->step >= job->options->steps;
+    if (job->signalled || job->stop_asked || is_orphan(job)) {
+        order->kind = RS_ORDER_STOP;
+        order->outcome = job->stop_asked ? RS_TRAIN_STOPPED : RS_TRAIN_TERMINATED;
+    } else if (order->kind == RS_ORDER_PREPARE) {
+        order->more = last;
+    } else if (next->pending) {
+        bool due = next->due >= 0 ? order->step >= next->due : last;
+        bool all = ready && next->idle_ready == job->ranks - job->world.size;
+        order->kind = due || (next->due < 0 && all)     ? RS_ORDER_SWITCH
+                      : rs_world_is_built(&next->world) ? RS_ORDER_NONE
+                                                        : RS_ORDER_SLICE;
+        order->more = order->kind == RS_ORDER_SWITCH;
+    } else if (!take_scheduled(job, order) && last) {
+        order->kind = RS_ORDER_STOP;
+        order->outcome = RS_TRAIN_FINISHED;
+    }
+    return RS_OK;
+}
+
+/* Tells the ranks beyond the layout, which have not been told with the others. */
+static void tell_idle(const rs_job *job, const rs_order *order)
+{
+    if (job->rank != 0 || order->kind == RS_ORDER_NONE)
+        return;
+    for (int r = job->world.size; r < job->ranks; r++)
+        rs_comm_send(job->orders, r, TAG_ORDER, order, sizeof *order);
+}
+
+/* ---- ways to get an order ---- */
+
+/* Between steps: rank 0 announces the next order to the ranks of the layout. */
+static rs_status hear(rs_job *job, rs_order *order)
+{
+    memset(order, 0, sizeof *order);
+    order->step = job->step;
+    if (job->rank == 0) {
+        job->signalled = job->signalled || rs_signals_caught();
+        RS_TRY(decide(job, false, order));
+    }
+    rs_comm_broadcast(job->world.all, 0, order, sizeof *order);
+    return RS_OK;
+}
+
+/* An idle rank: waits for an order, and touches memory meanwhile. */
+static void wait_for_order(rs_job *job, rs_order *order)
+{
+    bool told_signal = false;
+    int64_t told_ready = 0;
+    for (;;) {
+        int there;
+        MPI_Iprobe(0, TAG_ORDER, job->orders, &there, MPI_STATUS_IGNORE);
+        if (there)
+            break;
+        bool ready = job->next.pending && rs_switch_touch(job, IDLE_TOUCH);
+        bool news =
+            (ready && told_ready != job->next.number) || (rs_signals_caught() && !told_signal);
+        if (news) {
+            told_signal = rs_signals_caught();
+            told_ready = ready ? job->next.number : told_ready;
+            report r = {told_signal, ready ? job->next.number : 0};
+            rs_comm_send(job->orders, 0, TAG_REPORT, &r, sizeof r);
+        } else if (!job->next.pending || ready || job->next.touched) {
+            nap(IDLE_NAP);
+        }
+    }
+    rs_comm_receive(job->orders, 0, TAG_ORDER, order, sizeof *order);
+    job->step = order->step;
+}
+
+/* Everybody's numbers to rank 0, the totals and the order back. */
+static rs_status summarise(rs_job *job, const summary *mine, verdict *out)
+{
+    summary *all = NULL;
+    memset(out, 0, sizeof *out);
+    if (job->rank == 0) {
+        all = rs_calloc((size_t)job->world.size, sizeof *all);
+        if (all == NULL)
+            return rs_error_memory((size_t)job->world.size * sizeof *all);
+    }
+    rs_comm_gather(job->world.all, 0, mine, sizeof *mine, all);
+    rs_status status = RS_OK;
+    if (job->rank == 0) {
+        bool ready = true;
+        for (int r = 0; r < job->world.size; r++) {
+            out->loss += all[r].loss;
+            out->square += all[r].square;
+            ready = ready && all[r].ready;
+            job->signalled = job->signalled || all[r].signalled;
+        }
+        free(all);
+        out->loss /= (double)(job->options->global_batch * job->options->seq);
+        out->order.step = job->step + 1;
+        status = decide(job, ready, &out->order);
+    }
+    RS_TRY(status);
+    rs_comm_broadcast(job->world.all, 0, out, sizeof *out);
+    return RS_OK;
+}
+
+/* ---- a step ---- */
+
+static rs_status inject_faults(const rs_job *job, int64_t step)
+{
+    const rs_train_fault *f = &job->options->fault;
+    if (f->kill_step == step && f->kill_rank == job->rank)
+        raise(SIGKILL);
+    if (f->error_step == step && f->error_rank == job->rank)
+        return rs_error_set(RS_ERR_IO, "data file %s: a failure made for a test in step %lld",
+            job->options->data, (long long)step);
+    return RS_OK;
+}
+
+static rs_status tell_step(rs_job *job, const verdict *v, double lr, double seconds)
+{
+    if (job->rank != 0)
+        return RS_OK;
+    const rs_train_options *o = job->options;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    rs_train_step line = {.step = job->step,
+        .steps = o->steps,
+        .loss = v->loss,
+        .tokens = o->global_batch * o->seq,
+        .seconds = seconds,
+        .layout = job->layout,
+        .samples = job->step * o->global_batch,
+        .lr = lr,
+        .grad_norm = sqrt(v->square),
+        .time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec};
+    RS_TRY(rs_metrics_step(job->metrics, &line));
+    RS_TRY(rs_job_report(job, "training", "", false));
+    if (job->listener->step != NULL)
+        job->listener->step(job->listener->context, &line);
+    return RS_OK;
+}
+
+static rs_status train_step(rs_job *job, rs_order *order)
+{
+    const rs_train_options *o = job->options;
+    double begun = rs_job_seconds();
+    int64_t step = job->step + 1;
+    summary mine;
+    verdict v;
+    memset(&mine, 0, sizeof mine);
+    if (job->next.pending)
+        mine.ready = rs_switch_touch(job, TOUCH_SHARE * job->step_seconds);
+    mine.signalled = rs_signals_caught();
+    RS_TRY(rs_engine_gradients(job->engine, step, &mine.loss, &mine.square));
+    RS_TRY(inject_faults(job, step));
+    RS_TRY(summarise(job, &mine, &v));
+    double norm = sqrt(v.square), lr = rs_learning_rate(o->lr, o->warmup, o->steps, step);
+    if (!isfinite(norm) || !isfinite(v.loss)) {
+        job->agreed = job->rank != 0; /* all of the layout know; rank 0 ends the idle ones */
+        return rs_error_set(RS_ERR_MISMATCH,
+            "step %lld: the loss (%g) or the gradient's norm (%g) is not finite: lower the "
+            "learning rate",
+            (long long)step, v.loss, norm);
+    }
+    rs_update_rate rate = {step, (float)lr, (float)rs_clip_factor(norm)};
+    rs_engine_update(job->engine, &rate);
+    job->step = step;
+    job->step_seconds = rs_job_seconds() - begun;
+    *order = v.order;
+    return tell_step(job, &v, lr, job->step_seconds);
+}
+
+static rs_status obey(rs_job *job, const rs_order *order)
+{
+    tell_idle(job, order);
+    switch (order->kind) {
+    case RS_ORDER_NONE:
+        break;
+    case RS_ORDER_PREPARE:
+        rs_switch_prepare(job, order->layout);
+        break;
+    case RS_ORDER_SLICE:
+        rs_world_build(&job->next.world);
+        break;
+    case RS_ORDER_SWITCH:
+        return rs_switch_run(job);
+    case RS_ORDER_STOP:
+        if (job->next.pending)
+            rs_switch_cancel(job);
+        job->outcome = (rs_train_outcome)order->outcome;
+        job->ended = true;
+        break;
+    }
+    return RS_OK;
+}
+
+rs_status rs_job_loop(rs_job *job)
+{
+    rs_order order = {.more = true};
+    while (!job->ended) {
+        if (!job->world.member)
+            wait_for_order(job, &order);
+        else if (order.more)
+            RS_TRY(hear(job, &order));
+        else
+            RS_TRY(train_step(job, &order));
+        RS_TRY(obey(job, &order));
+    }
+    return RS_OK;
+}
