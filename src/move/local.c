@@ -1,0 +1,71 @@
+/*
+ * Moving within one process: every rank's plan in turn, copies between memories that are all here.
+ *
+ * Only a rank's incoming copies are made, so each copy is made once. The order of ranks does not
+ * matter: no copy reads what another writes.
+ */
+#include "reshard/move.h"
+
+#include <time.h>
+
+#include "base/error.h"
+#include "move/execute.h"
+
+static double now_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Makes the copies into `rank`. */
+static rs_status move_rank(const rs_placement *from, const rs_placement *to, int rank,
+    const rs_plan_options *options, const rs_memory *old, const rs_memory *now, rs_sums *sums,
+    rs_move_report *report)
+{
+    rs_status status;
+    rs_plan *plan = NULL;
+    rs_cells cells = {0};
+    const rs_space *space = rs_placement_space(to);
+    RS_TRY_GOTO(rs_plan_create(from, to, rank, options, &plan), done);
+    RS_TRY_GOTO(rs_cells_init(&cells, sums), done);
+    size_t count;
+    const rs_copy *copies = rs_plan_copies(plan, &count);
+    for (size_t k = 0; k < count; k++) {
+        const rs_copy *copy = &copies[k];
+        rs_end source;
+        rs_end target;
+        if (copy->target != rank)
+            continue;
+        RS_TRY_GOTO(
+            rs_end_locate(from, copy->source, &old[copy->source], copy, &source, NULL), done);
+        RS_TRY_GOTO(rs_end_locate(to, rank, &now[rank], copy, &target, NULL), done);
+        RS_TRY_GOTO(rs_copy_execute(space, copy, &target, &source, &cells), done);
+        if (copy->reach == RS_REACH_SELF)
+            report->self_bytes += copy->bytes;
+        else if (copy->reach == RS_REACH_NODE)
+            report->node_bytes += copy->bytes;
+        else
+            report->remote_bytes += copy->bytes;
+    }
+done:
+    rs_cells_fini(&cells);
+    rs_plan_destroy(plan);
+    return status;
+}
+
+rs_status rs_move_local(const rs_placement *from, const rs_placement *to,
+    const rs_plan_options *options, const rs_memory *old, const rs_memory *now,
+    rs_sums *const *sums, rs_move_report *report)
+{
+    double start = now_seconds();
+    rs_move_report total = {0};
+    for (int rank = 0; rank < rs_placement_holders(to); rank++)
+        RS_TRY(
+            move_rank(from, to, rank, options, old, now, sums != NULL ? sums[rank] : NULL, &total));
+    total.sent_bytes = total.remote_bytes;
+    total.seconds = now_seconds() - start;
+    if (report != NULL)
+        *report = total;
+    return RS_OK;
+}
