@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "reshard/layout.h"
+#include "reshard/model.h"
 
 static rs_layout parsed(const char *text)
 {
@@ -276,6 +277,73 @@ static void test_flat_range(void **state)
     rs_space_destroy(space);
 }
 
+static int64_t segment_bytes(const rs_segment_list *list, int segment)
+{
+    for (size_t i = 0; i < list->count; i++)
+        if (list->items[i].segment == segment)
+            return list->items[i].bytes;
+    return 0;
+}
+
+/* The example of docs/layouts.md: llama-tiny under tp=2,pp=2,dp=2,zero=1. */
+static void test_worked_example(void **state)
+{
+    (void)state;
+    rs_model model;
+    rs_space *space;
+    rs_placement *placement;
+    assert_int_equal(rs_model_load("llama-tiny", &model), RS_OK);
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
+    rs_layout layout = parsed("tp=2,pp=2,dp=2,zero=1");
+    assert_int_equal(rs_layout_placement(space, &layout, &placement), RS_OK);
+    rs_coords at = rs_layout_coords(&layout, 5);
+    assert_true(at.tp == 1 && at.dp == 0 && at.pp == 1);
+    static const int64_t blocks[][2] = {
+        {0, 0}, {0, 0}, {0, 0}, {0, 363008}, {363008, 726016}, {726016, 759040}};
+    for (int b = 0; b < 6; b++) {
+        int64_t begin;
+        int64_t end;
+        rs_layout_block_range(space, &layout, 5, b, &begin, &end);
+        assert_int_equal(begin, blocks[b][0]);
+        assert_int_equal(end, blocks[b][1]);
+    }
+    int64_t begin;
+    int64_t end;
+    rs_layout_flat_range(space, &layout, 7, 1, &begin, &end);
+    assert_int_equal(begin, 379520);
+    assert_int_equal(end, 759040);
+    rs_segment_list list = {0};
+    assert_int_equal(rs_placement_segments(placement, 5, &list), RS_OK);
+    assert_int_equal(list.count, 7);
+    assert_int_equal(segment_bytes(&list, 3), 1452032);
+    assert_int_equal(segment_bytes(&list, 4), 1452032);
+    assert_int_equal(segment_bytes(&list, 5), 132096);
+    assert_int_equal(segment_bytes(&list, 9), 1452032);
+    assert_int_equal(segment_bytes(&list, 10), 66048);
+    assert_int_equal(segment_bytes(&list, 15), 1452032);
+    assert_int_equal(segment_bytes(&list, 16), 66048);
+    assert_int_equal(rs_placement_segments(placement, 7, &list), RS_OK);
+    assert_int_equal(segment_bytes(&list, 10), 1385984);
+    assert_int_equal(segment_bytes(&list, 11), 132096);
+    rs_shard_list shards = {0};
+    assert_int_equal(rs_placement_shards(placement, 5, 0, &shards), RS_OK);
+    static const char *const boxes[] = {"[2:3,0:256]", "[2:3,128:256,0:256]", "[2:3,64:128,0:256]",
+        "[2:3,64:128,0:256]", "[2:3,0:256,128:256]", "[2:3,0:256]", "[2:3,344:688,0:256]",
+        "[2:3,344:688,0:256]", "[2:3,0:256,344:688]"};
+    assert_int_equal(shards.count, 20);
+    for (int i = 0; i < 9; i++) {
+        char text[64];
+        assert_int_equal(shards.items[i].tensor, i + 1);
+        assert_string_equal(rs_box_format(&shards.items[i].box, text, sizeof text), boxes[i]);
+    }
+    assert_int_equal(shards.items[18].tensor, 0);
+    assert_int_equal(shards.items[18].box.offset[0], 128);
+    rs_shard_list_fini(&shards);
+    rs_segment_list_fini(&list);
+    rs_placement_destroy(placement);
+    rs_space_destroy(space);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -286,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_stage_layers),
         cmocka_unit_test(test_trainable),
         cmocka_unit_test(test_flat_range),
+        cmocka_unit_test(test_worked_example),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,10 +9,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "base/memory.h"
 #include "reshard/layout.h"
+#include "reshard/model.h"
 #include "support/random.h"
 
 #define ROLES 4
@@ -602,6 +604,58 @@ static void test_geometry(void **state)
     }
 }
 
+/* ---- 16,384 ranks ---- */
+
+static void check_rank(
+    const rs_placement *placement, int rank, rs_shard_list *shards, rs_holding_list *found)
+{
+    assert_int_equal(rs_placement_shards(placement, rank, 1, shards), RS_OK);
+    for (size_t s = 0; s < shards->count; s++) {
+        const rs_shard *shard = &shards->items[s];
+        rs_shard same;
+        assert_int_equal(
+            rs_placement_address(placement, rank, shard->tensor, 1, &shard->box, &same), RS_OK);
+        assert_true(same.segment == shard->segment && same.offset == shard->offset);
+        assert_true(rs_box_equal(&same.box, &shard->box));
+        assert_int_equal(
+            rs_placement_locate(placement, shard->tensor, 1, &shard->box, found), RS_OK);
+        bool own = false;
+        for (size_t h = 0; h < found->count; h++)
+            for (size_t r = 0; r < found->items[h].count; r++)
+                own = own || (found->ranks[found->items[h].first + r] == rank &&
+                                 rs_box_equal(&found->items[h].box, &shard->box));
+        assert_true(own);
+    }
+}
+
+/* Shards found at their owners again; and in a time that no loop over all ranks would keep. */
+static void test_many_ranks(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"tp=8,pp=16,dp=128,zero=1", "tp=7,pp=13,dp=180,zero=3",
+        "tp=64,dp=256,zero=1,order=dp-tp-pp"};
+    rs_model model;
+    rs_space *space;
+    assert_int_equal(rs_model_load("llama3-70b", &model), RS_OK);
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
+    rs_shard_list shards = {0};
+    rs_holding_list found = {0};
+    clock_t begin = clock();
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        rs_layout layout;
+        rs_placement *placement;
+        assert_int_equal(rs_layout_parse(layouts[i], &layout), RS_OK);
+        assert_int_equal(rs_layout_placement(space, &layout, &placement), RS_OK);
+        for (int k = 0; k < 100; k++)
+            check_rank(placement, k * (rs_layout_world(&layout) / 100), &shards, &found);
+        rs_placement_destroy(placement);
+    }
+    assert_true(clock() - begin < 2 * CLOCKS_PER_SEC);
+    rs_shard_list_fini(&shards);
+    rs_holding_list_fini(&found);
+    rs_space_destroy(space);
+}
+
 /* ---- what a layout cannot place ---- */
 
 static void test_refusals(void **state)
@@ -691,6 +745,7 @@ int main(void)
         cmocka_unit_test(test_every_element_is_held),
         cmocka_unit_test(test_locate_and_address),
         cmocka_unit_test(test_geometry),
+        cmocka_unit_test(test_many_ranks),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_questions_are_checked),
         cmocka_unit_test(test_allocation_failures),

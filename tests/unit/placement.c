@@ -162,6 +162,13 @@ static void compare_address(uint64_t seed, const rs_placement *placement, const 
     CHECK(memcmp(part.stride, within->stride, sizeof part.stride) == 0);
 }
 
+static bool same_shard(const rs_shard *a, const rs_shard *b)
+{
+    return a->tensor == b->tensor && a->role == b->role && a->dtype == b->dtype &&
+           rs_box_equal(&a->box, &b->box) && a->segment == b->segment && a->offset == b->offset &&
+           memcmp(a->stride, b->stride, sizeof a->stride) == 0;
+}
+
 static void compare_holder(
     uint64_t seed, const rs_placement *placement, const listing *list, int holder)
 {
@@ -179,7 +186,7 @@ static void compare_holder(
                   (before->segment == shard->segment && before->offset <= shard->offset));
             size_t same = 0;
             for (size_t s = list->first[holder]; s < list->first[holder + 1]; s++)
-                same += memcmp(&list->shards.items[s], shard, sizeof *shard) == 0;
+                same += same_shard(&list->shards.items[s], shard);
             CHECK(same == 1);
             int64_t end = shard->offset + (int64_t)rs_dtype_size(shard->dtype);
             for (int d = 0; d < shard->box.ndim; d++)
