@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""The trainer's losses according to PyTorch.
+
+A plain decoder and AdamW, written from docs/training.md, without any of reshard's code: the same initial
+weights, samples, schedule and update, on one process. Prints a JSON object with the losses of the steps.
+
+    oracle.py MODEL/config.json DATA [--steps 20] [--global-batch 8] [--seq 32] [--lr 3e-3] [--seed 1]
+              [--warmup 10] [--dtype float64]
+
+float64 keeps the initial weights' float32 values and makes the sums' order immaterial: what a float32 run
+differs by is its own rounding. With --update, rewrites the oracle_*.json beside this script.
+"""
+import argparse
+import json
+import math
+import os
+
+import numpy as np
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DEFAULTS = {"steps": 20, "global_batch": 8, "seq": 32, "lr": 3e-3, "seed": 1, "warmup": 10}
+
+
+# Initial weights: see src/train/init.h.
+
+def mix(z):
+    with np.errstate(over="ignore"):
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def initial(seed, name, shape):
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    if name.endswith(".bias"):
+        return np.zeros(shape, np.float32)
+    hashed = 0xCBF29CE484222325
+    for byte in name.encode():
+        hashed = (hashed ^ byte) * 0x100000001B3 % 2**64
+    with np.errstate(over="ignore"):
+        key = mix(mix(np.uint64(seed)) + np.uint64(hashed))
+        index = np.arange(1, math.prod(shape) + 1, dtype=np.uint64)
+        bits = mix(key + index * np.uint64(0x9E3779B97F4A7C15))
+    total = sum(((bits >> np.uint64(16 * k)) & np.uint64(0xFFFF)).astype(np.int64) for k in range(4))
+    std = 0.02
+    if name in ("layers.attn.o.weight", "layers.mlp.down.weight"):
+        std = 0.02 / math.sqrt(2.0 * shape[0])
+    values = (total - 131070).astype(np.float64) * (std / math.sqrt(1431655765.0))
+    return values.astype(np.float32).reshape(shape)
+
+
+class Config:
+    def __init__(self, path):
+        with open(path, encoding="utf-8") as file:
+            c = json.load(file)
+        self.family = c["model_type"]
+        self.layers, self.hidden = c["num_hidden_layers"], c["hidden_size"]
+        self.heads = c["num_attention_heads"]
+        self.kv_heads = c.get("num_key_value_heads", self.heads)
+        self.dim = c.get("head_dim") or self.hidden // self.heads
+        self.ffn, self.vocab = c["intermediate_size"], c["vocab_size"]
+        self.tied = c.get("tie_word_embeddings", False)
+        self.qkv_bias = self.family == "qwen2" or c.get("attention_bias", False)
+        self.out_bias = self.family != "qwen2" and c.get("attention_bias", False)
+        self.mlp_bias = c.get("mlp_bias", False)
+        self.qk_norm = self.family == "qwen3"
+        self.eps, self.theta = c["rms_norm_eps"], c.get("rope_theta", 10000.0)
+
+    def shapes(self):
+        L, H, F, V = self.layers, self.hidden, self.ffn, self.vocab
+        q, kv = self.heads * self.dim, self.kv_heads * self.dim
+        shapes = {"embed.weight": (V, H), "layers.attn_norm.weight": (L, H), "layers.attn.q.weight": (L, q, H),
+                  "layers.attn.k.weight": (L, kv, H), "layers.attn.v.weight": (L, kv, H),
+                  "layers.attn.o.weight": (L, H, q), "layers.mlp_norm.weight": (L, H),
+                  "layers.mlp.gate.weight": (L, F, H), "layers.mlp.up.weight": (L, F, H),
+                  "layers.mlp.down.weight": (L, H, F), "norm.weight": (H,)}
+        if self.qkv_bias:
+            shapes.update({"layers.attn.q.bias": (L, q), "layers.attn.k.bias": (L, kv),
+                           "layers.attn.v.bias": (L, kv)})
+        if self.out_bias:
+            shapes["layers.attn.o.bias"] = (L, H)
+        if self.mlp_bias:
+            shapes.update({"layers.mlp.gate.bias": (L, F), "layers.mlp.up.bias": (L, F),
+                           "layers.mlp.down.bias": (L, H)})
+        if self.qk_norm:
+            shapes.update({"layers.attn.q_norm.weight": (L, self.dim), "layers.attn.k_norm.weight": (L, self.dim)})
+        if not self.tied:
+            shapes["head.weight"] = (V, H)
+        return shapes
+
+
+def rms_norm(x, weight, eps):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x, theta):
+    """x: [batch, heads, seq, dim]; element i turns with element i + dim/2."""
+    dim = x.shape[-1]
+    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequency
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    low, high = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat((low * cosine - high * sine, high * cosine + low * sine), -1)
+
+
+def layer(c, w, l, x):
+    def linear(y, name):
+        bias = w.get(f"layers.{name}.bias")
+        return torch.nn.functional.linear(y, w[f"layers.{name}.weight"][l], None if bias is None else bias[l])
+
+    batch, seq, _ = x.shape
+    h = rms_norm(x, w["layers.attn_norm.weight"][l], c.eps)
+    q = linear(h, "attn.q").view(batch, seq, c.heads, c.dim)
+    k = linear(h, "attn.k").view(batch, seq, c.kv_heads, c.dim)
+    v = linear(h, "attn.v").view(batch, seq, c.kv_heads, c.dim)
+    if c.qk_norm:
+        q = rms_norm(q, w["layers.attn.q_norm.weight"][l], c.eps)
+        k = rms_norm(k, w["layers.attn.k_norm.weight"][l], c.eps)
+    q, k, v = (rotate(q.transpose(1, 2), c.theta), rotate(k.transpose(1, 2), c.theta), v.transpose(1, 2))
+    head = torch.arange(c.heads) // (c.heads // c.kv_heads)
+    scores = q @ k[:, head].transpose(2, 3) / math.sqrt(c.dim)
+    scores = scores.masked_fill(torch.ones(seq, seq, dtype=torch.bool).triu(1), -math.inf)
+    context = (scores.softmax(-1) @ v[:, head]).transpose(1, 2).reshape(batch, seq, c.heads * c.dim)
+    x = x + linear(context, "attn.o")
+    h = rms_norm(x, w["layers.mlp_norm.weight"][l], c.eps)
+    return x + linear(torch.nn.functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down")
+
+
+def loss_of(c, w, tokens, targets):
+    x = w["embed.weight"][tokens]
+    for l in range(c.layers):
+        x = layer(c, w, l, x)
+    x = rms_norm(x, w["norm.weight"], c.eps)
+    logits = x @ w["embed.weight" if c.tied else "head.weight"].T
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, c.vocab), targets.reshape(-1))
+
+
+def samples(data, step, batch, seq):
+    rows = []
+    for i in range((step - 1) * batch, step * batch):
+        start = i * seq % (len(data) - seq)
+        rows.append(data[start : start + seq + 1])
+    rows = torch.from_numpy(np.stack(rows).astype(np.int64))
+    return rows[:, :-1], rows[:, 1:]
+
+
+def rate(step, o):
+    if step <= o["warmup"]:
+        return o["lr"] * step / o["warmup"]
+    progress = (step - o["warmup"]) / (o["steps"] - o["warmup"])
+    return o["lr"] * (0.1 + 0.9 * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def run(config, data_path, o, dtype):
+    c = Config(config)
+    data = np.fromfile(data_path, np.uint8)
+    w = {name: torch.from_numpy(initial(o["seed"], name, shape)).to(dtype).requires_grad_()
+         for name, shape in c.shapes().items()}
+    moments = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in w.items()}
+    losses, norms = [], []
+    for step in range(1, o["steps"] + 1):
+        loss = loss_of(c, w, *samples(data, step, o["global_batch"], o["seq"]))
+        gradients = dict(zip(w, torch.autograd.grad(loss, list(w.values()))))
+        norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients.values()))
+        clip = 1.0 / norm if norm > 1.0 else 1.0
+        lr = rate(step, o)
+        with torch.no_grad():
+            for name, t in w.items():
+                g, (m, v) = gradients[name] * clip, moments[name]
+                m.mul_(0.9).add_(g, alpha=0.1)
+                v.mul_(0.95).add_(g * g, alpha=0.05)
+                update = (m / (1 - 0.9**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8)
+                decay = 0.0 if name.endswith(("norm.weight", ".bias")) else 0.1
+                t.sub_(lr * (update + decay * t))
+        losses.append(float(f"{loss.item():.9g}"))
+        norms.append(float(f"{norm:.9g}"))
+    return {"losses": losses, "grad_norms": norms}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", nargs="?")
+    parser.add_argument("data", nargs="?")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")
+    parser.add_argument("--update", action="store_true")
+    for key, value in DEFAULTS.items():
+        parser.add_argument("--" + key.replace("_", "-"), type=type(value), default=value)
+    a = parser.parse_args()
+    options = {key: getattr(a, key) for key in DEFAULTS}
+    torch.set_num_threads(1)
+    if not a.update:
+        print(json.dumps({**options, **run(a.config, a.data, options, getattr(torch, a.dtype))}, indent=1))
+        return
+    for model in sorted(os.listdir(os.path.join(HERE, "models"))):
+        result = run(os.path.join(HERE, "models", model, "config.json"), os.path.join(HERE, "data.txt"),
+                     options, getattr(torch, a.dtype))
+        with open(os.path.join(HERE, f"oracle_{model}.json"), "w", encoding="ascii") as file:
+            json.dump({"model": model, "data": "data.txt", **options, **result}, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
