@@ -38,7 +38,7 @@ typedef struct rs_layout {
     int dp;
     int zero; /* 0..3: shards RS_ROLE_OPTIMIZER from 1 on, RS_ROLE_GRADIENT from 2 on, RS_ROLE_MODEL
                  at 3. The trainer takes 0 and 1. */
-    rs_mesh_axis order[RS_MESH_AXES]; /* fastest first */
+    rs_mesh_axis order[RS_MESH_AXES]; /* fastest first; each axis once */
 } rs_layout;
 
 /* A rank's coordinates on the mesh. */

@@ -37,7 +37,7 @@ typedef enum rs_axis {
 
 /* Which pipeline stages hold a tensor that has no layer axis. */
 typedef enum rs_stage_rule {
-    RS_STAGE_BY_LAYER = 0, /* it has a layer axis, or pipeline stages do not matter */
+    RS_STAGE_BY_LAYER = 0, /* it has a layer axis; without one, every stage holds it */
     RS_STAGE_FIRST,
     RS_STAGE_LAST,
     RS_STAGE_FIRST_AND_LAST /* a tied embedding: both ends hold it (one copy where they coincide) */

@@ -17,7 +17,6 @@
  */
 #include "reshard/layout.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>

@@ -20,11 +20,9 @@
  */
 #include "layout/mesh.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -307,8 +305,8 @@ static rs_status block_shards(const mesh *self, rs_coords at, int role, int bloc
     return RS_OK;
 }
 
-/* The blocks of a stage: block 0, those of its layers, and the last; calls for each with block as
- * the running variable, starting from -1. Returns the next one, or -1 behind the last. */
+/* Steps through the blocks of a stage: block 0, those of its layers, and the last. -1 goes in first
+ * and comes out behind the last. */
 static int next_block(const mesh *self, int stage, int block)
 {
     int64_t begin;

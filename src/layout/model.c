@@ -23,7 +23,6 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "base/memory.h"
 #include "base/text.h"
 
 /* ---- presets ---- */

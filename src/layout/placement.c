@@ -14,7 +14,6 @@
  */
 #include "layout/placement.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
