@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "decoder.h"
 #include "train/kernels.h"
 #include "unit/stage_reference.h"
@@ -629,6 +630,27 @@ static void test_refusals(void **state)
     decoder_destroy(&weights);
 }
 
+/* Whichever allocation fails: an error, and nothing left behind (the leak checker looks). */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    rs_model m = make_model(4, 2, 7, 11);
+    rs_stage_shape shape = whole_shape(&m, 4, 1, 3);
+    rs_stage *stage = NULL;
+    size_t n = 0;
+    for (;;) {
+        rs_alloc_fail_at(++n);
+        rs_status status = rs_stage_create(&shape, NULL, &stage);
+        if (status == RS_OK)
+            break;
+        assert_int_equal(status, RS_ERR_NO_MEMORY);
+        assert_null(stage);
+    }
+    rs_alloc_fail_at(0);
+    assert_int_equal(n, 1 + 1 + 3 + 1 + 1);
+    rs_stage_destroy(stage);
+}
+
 int main(void)
 {
     rs_product_set_threads(1);
@@ -644,6 +666,7 @@ int main(void)
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_failing_group),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
