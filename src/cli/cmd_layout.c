@@ -1,0 +1,274 @@
+/*
+ * `reshard layout L --model M [--rank R]`: what a layout means: who stands where on the mesh and
+ * which part of the model it has; with --rank, that rank's ranges and every shard with the place of
+ * its bytes.
+ */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/subject.h"
+#include "reshard/placement.h"
+
+typedef struct layout_args {
+    const char *layout;
+    const char *model;
+    const char *dtype;
+    int64_t rank;
+    bool json;
+} layout_args;
+
+static const cli_option options[] = {
+    {CLI_ARGUMENT, "LAYOUT", .target = offsetof(layout_args, layout),
+        .help = "a layout, as key=value,...: tp, pp, dp, zero, order"},
+    {CLI_TEXT, "model", "M", "preset name, config.json, or a folder that holds one",
+        .target = offsetof(layout_args, model), .required = true},
+    {CLI_CHOICE, "dtype", "D", "type of the parameters; auto: what the model states, else fp32",
+        "auto", .target = offsetof(layout_args, dtype), .choices = "auto|fp32|bf16|fp16"},
+    {CLI_INT, "rank", "R", "list the shards of this rank; -1: one line for every rank", "-1",
+        .target = offsetof(layout_args, rank), .minimum = -1},
+    {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(layout_args, json)},
+    {CLI_END},
+};
+
+/* A half-open range in whole units (heads, rows, layers) that a rank has of an axis of the model.
+ */
+typedef struct axis_range {
+    bool exists; /* some tensor has the axis */
+    int64_t begin, end, of;
+} axis_range;
+
+static axis_range range_on(const rs_space *space, const rs_layout *layout, int tp, rs_axis axis)
+{
+    for (int t = 0; t < rs_space_tensor_count(space); t++) {
+        const rs_tensor *tensor = rs_space_tensor(space, t);
+        for (int d = 0; d < tensor->ndim; d++) {
+            if (tensor->axis[d] != axis)
+                continue;
+            int64_t unit = tensor->unit[d] > 0 ? tensor->unit[d] : 1;
+            axis_range r = {.exists = true, .of = tensor->shape[d] / unit};
+            rs_layout_tp_range(layout, tensor, d, tp, &r.begin, &r.end);
+            r.begin /= unit;
+            r.end /= unit;
+            return r;
+        }
+    }
+    return (axis_range){0};
+}
+
+static const struct {
+    const char *name;
+    rs_axis axis;
+} axes[] = {
+    {"heads", RS_AXIS_Q_HEAD},
+    {"kv heads", RS_AXIS_KV_HEAD},
+    {"ffn rows", RS_AXIS_FFN},
+    {"vocab rows", RS_AXIS_VOCAB},
+};
+
+enum { AXES = sizeof axes / sizeof *axes };
+
+static axis_range layers_of(const rs_space *space, const rs_layout *layout, int stage)
+{
+    axis_range r = {.of = rs_space_layer_count(space)};
+    r.exists = r.of > 0;
+    rs_layout_stage_layers(layout, r.of, stage, &r.begin, &r.end);
+    return r;
+}
+
+static char *range_text(axis_range r, char *text, size_t size)
+{
+    if (!r.exists)
+        snprintf(text, size, "-");
+    else if (r.begin == r.end)
+        snprintf(text, size, "none");
+    else if (r.end == r.begin + 1)
+        snprintf(text, size, "%" PRId64, r.begin);
+    else
+        snprintf(text, size, "%" PRId64 "-%" PRId64, r.begin, r.end - 1);
+    return text;
+}
+
+static void print_world(const subject *s, const rs_layout *layout)
+{
+    printf("\n%6s %4s %4s %4s  %-9s", "rank", "tp", "pp", "dp", "layers");
+    for (int a = 0; a < AXES; a++)
+        printf(" %-13s", axes[a].name);
+    printf(" %12s\n", "state");
+    for (int rank = 0; rank < rs_layout_world(layout); rank++) {
+        rs_coords c = rs_layout_coords(layout, rank);
+        char text[64];
+        printf("%6d %4d %4d %4d  %-9s", rank, c.tp, c.pp, c.dp,
+            range_text(layers_of(s->space, layout, c.pp), text, sizeof text));
+        for (int a = 0; a < AXES; a++)
+            printf(" %-13s",
+                range_text(range_on(s->space, layout, c.tp, axes[a].axis), text, sizeof text));
+        char bytes[RS_HUMAN];
+        printf(" %12s\n", rs_human_bytes(subject_rank_state(s, layout, rank, -1), bytes));
+    }
+}
+
+static void print_rank(
+    const subject *s, const rs_layout *layout, int rank, const rs_shard_list *shards)
+{
+    rs_coords c = rs_layout_coords(layout, rank);
+    char text[128], bytes[RS_HUMAN];
+    printf("rank    %d: tp %d, pp %d, dp %d\n", rank, c.tp, c.pp, c.dp);
+    axis_range layers = layers_of(s->space, layout, c.pp);
+    printf("has     layers %s of %" PRId64, range_text(layers, text, sizeof text), layers.of);
+    for (int a = 0; a < AXES; a++) {
+        axis_range r = range_on(s->space, layout, c.tp, axes[a].axis);
+        if (r.exists)
+            printf(", %s %s of %" PRId64, axes[a].name, range_text(r, text, sizeof text), r.of);
+    }
+    printf("\nstate   %s in %zu shards:",
+        rs_human_bytes(subject_rank_state(s, layout, rank, -1), bytes), shards->count);
+    for (int role = 0; role < rs_space_role_count(s->space); role++)
+        printf("%s %s %s", role > 0 ? "," : "", rs_space_role(s->space, role)->name,
+            rs_human_bytes(subject_rank_state(s, layout, rank, role), bytes));
+    printf("\n\n%-11s %-28s %-30s %8s %12s %12s\n", "role", "tensor", "box", "segment", "offset",
+        "bytes");
+    for (size_t i = 0; i < shards->count; i++) {
+        const rs_shard *shard = &shards->items[i];
+        printf("%-11s %-28s %-30s %8d %12" PRId64 " %12" PRId64 "\n",
+            rs_space_role(s->space, shard->role)->name,
+            rs_space_tensor(s->space, shard->tensor)->name,
+            rs_box_format(&shard->box, text, sizeof text), shard->segment, shard->offset,
+            rs_box_volume(&shard->box) * (int64_t)rs_dtype_size(shard->dtype));
+    }
+}
+
+static json_t *range_json(axis_range r)
+{
+    if (!r.exists)
+        return json_null();
+    return json_pack("[I, I]", (json_int_t)r.begin, (json_int_t)r.end);
+}
+
+static json_t *box_json(const rs_box *box)
+{
+    json_t *dims = json_array();
+    for (int d = 0; d < box->ndim; d++)
+        json_array_append_new(dims, json_pack("[I, I]", (json_int_t)box->offset[d],
+                                        (json_int_t)(box->offset[d] + box->extent[d])));
+    return dims;
+}
+
+static json_t *rank_json(const subject *s, const rs_layout *layout, int rank)
+{
+    rs_coords c = rs_layout_coords(layout, rank);
+    json_t *roles = json_object();
+    for (int role = 0; role < rs_space_role_count(s->space); role++)
+        json_object_set_new(roles, rs_space_role(s->space, role)->name,
+            json_integer(subject_rank_state(s, layout, rank, role)));
+    json_t *out = json_pack("{s:i, s:i, s:i, s:i, s:o}", "rank", rank, "tp", c.tp, "pp", c.pp, "dp",
+        c.dp, "layers", range_json(layers_of(s->space, layout, c.pp)));
+    for (int a = 0; a < AXES; a++) {
+        char key[32];
+        snprintf(key, sizeof key, "%s", axes[a].name);
+        for (char *p = strchr(key, ' '); p != NULL; p = strchr(p, ' '))
+            *p = '_';
+        json_object_set_new(out, key, range_json(range_on(s->space, layout, c.tp, axes[a].axis)));
+    }
+    json_object_set_new(out, "state_bytes", roles);
+    json_object_set_new(out, "total_bytes", json_integer(subject_rank_state(s, layout, rank, -1)));
+    return out;
+}
+
+static json_t *shards_json(const subject *s, const rs_shard_list *shards)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < shards->count; i++) {
+        const rs_shard *shard = &shards->items[i];
+        json_array_append_new(list,
+            json_pack("{s:s, s:s, s:s, s:o, s:i, s:I, s:I}", "tensor",
+                rs_space_tensor(s->space, shard->tensor)->name, "role",
+                rs_space_role(s->space, shard->role)->name, "dtype", rs_dtype_name(shard->dtype),
+                "box", box_json(&shard->box), "segment", shard->segment, "offset",
+                (json_int_t)shard->offset, "bytes",
+                (json_int_t)(rs_box_volume(&shard->box) * (int64_t)rs_dtype_size(shard->dtype))));
+    }
+    return list;
+}
+
+static int show_json(const cli_command *command, const subject *s, const rs_layout *layout,
+    const rs_placement *placement, int only, const rs_shard_list *shards)
+{
+    json_t *out = subject_layout_json(layout, placement);
+    json_object_set_new(out, "model", subject_json(s));
+    json_t *ranks = json_array();
+    for (int rank = 0; rank < rs_layout_world(layout); rank++) {
+        if (only >= 0 && rank != only)
+            continue;
+        json_t *one = rank_json(s, layout, rank);
+        if (only >= 0)
+            json_object_set_new(one, "shards", shards_json(s, shards));
+        json_array_append_new(ranks, one);
+    }
+    json_object_set_new(out, "ranks", ranks);
+    return cli_print_json(command, out);
+}
+
+static int show(
+    const cli_command *command, const layout_args *args, const subject *s, const rs_layout *layout)
+{
+    int world = rs_layout_world(layout);
+    if (args->rank >= world)
+        return cli_error(command, CLI_USAGE, "--rank: wanted a rank from 0 to %d, found %" PRId64,
+            world - 1, args->rank);
+    rs_placement *placement = NULL;
+    rs_shard_list shards = {0};
+    rs_status status = rs_layout_placement(s->space, layout, &placement);
+    if (status == RS_OK && args->rank >= 0)
+        status = rs_placement_shards(placement, (int)args->rank, -1, &shards);
+    int code = 0;
+    if (status != RS_OK) {
+        code = cli_fail(command, status, args->layout);
+    } else if (args->json) {
+        code = show_json(command, s, layout, placement, (int)args->rank, &shards);
+    } else {
+        char text[RS_LAYOUT_TEXT], meaning[RS_LAYOUT_TEXT];
+        subject_print(s);
+        printf("layout  %s: %s\n", rs_layout_format(layout, text),
+            rs_layout_describe(layout, meaning));
+        if (args->rank >= 0)
+            print_rank(s, layout, (int)args->rank, &shards);
+        else
+            print_world(s, layout);
+    }
+    rs_shard_list_fini(&shards);
+    rs_placement_destroy(placement);
+    return code;
+}
+
+static int run(const cli_command *command, int argc, char **argv)
+{
+    layout_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    rs_layout layout;
+    subject s;
+    if ((code = subject_layout(command, NULL, args.layout, &layout)) >= 0 ||
+        (code = subject_load(command, args.model, args.dtype, &s)) >= 0)
+        return code;
+    code = show(command, &args, &s, &layout);
+    subject_free(&s);
+    return code;
+}
+
+const cli_command cmd_layout = {
+    .name = "layout",
+    .summary = "show what a layout gives to each rank",
+    .text = "Lists every rank's place on the mesh and what it has of the model: layers, heads,\n"
+            "feed-forward and vocabulary rows, bytes of training state. With --rank, lists that\n"
+            "rank's shards: the box of each tensor and role, and where its bytes lie.",
+    .example = "  reshard layout tp=2,pp=2,dp=2,zero=1 --model llama-tiny\n"
+               "  reshard layout tp=8,pp=4,dp=4,zero=1 --model llama3-70b --rank 17",
+    .options = options,
+    .run = run,
+};

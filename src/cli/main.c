@@ -1,0 +1,78 @@
+/* The command `reshard`: finds the command, says what there is. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "reshard/version.h"
+
+static const cli_command *const commands[] = {&cmd_plan, &cmd_layout};
+
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_overview(FILE *out)
+{
+    fprintf(out, "usage: reshard COMMAND [argument]...\n\n"
+                 "Changes how the state of an LLM training job is divided over devices, while it "
+                 "runs.\n\n");
+    for (int i = 0; i < COMMANDS; i++) {
+        if (!commands[i]->hidden)
+            fprintf(out, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
+    }
+    fprintf(out, "  %-9s %s\n\n", "help", "explain a command: reshard help COMMAND");
+    fprintf(out,
+        "A layout is written key=value,...: tp (tensor), pp (pipeline), dp (data parallel), "
+        "zero (0, 1),\norder (rank order, fastest first). Absent sizes are 1. Its ranks are "
+        "tp x pp x dp.\n\n"
+        "Example\n  reshard plan --model llama-tiny --from tp=2,dp=2 --to pp=2,dp=2,zero=1\n");
+}
+
+static const cli_command *find(const char *name)
+{
+    for (int i = 0; i < COMMANDS; i++) {
+        if (strcmp(commands[i]->name, name) == 0)
+            return commands[i];
+    }
+    return NULL;
+}
+
+static int unknown(const char *name)
+{
+    const char *names[COMMANDS];
+    size_t count = 0;
+    for (int i = 0; i < COMMANDS; i++) {
+        if (!commands[i]->hidden)
+            names[count++] = commands[i]->name;
+    }
+    const char *near = cli_closest(name, names, count);
+    fprintf(stderr, "reshard: no command '%s'", name);
+    if (near != NULL)
+        fprintf(stderr, "; did you mean '%s'?", near);
+    fprintf(stderr, "\ntry: reshard help\n");
+    return CLI_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_overview(stderr);
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        printf("reshard %s\n", rs_version());
+        return 0;
+    }
+    bool help = strcmp(name, "help") == 0;
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || (help && argc == 2)) {
+        print_overview(stdout);
+        return 0;
+    }
+    const cli_command *command = find(help ? argv[2] : name);
+    if (command == NULL)
+        return unknown(help ? argv[2] : name);
+    if (help) {
+        cli_print_help(command);
+        return 0;
+    }
+    return command->run(command, argc - 2, argv + 2);
+}

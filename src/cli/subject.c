@@ -1,0 +1,144 @@
+/* A model, its space and layouts, as the reporting commands read and print them. */
+#include "cli/subject.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/text.h"
+#include "reshard/plan.h"
+
+int subject_load(const cli_command *command, const char *model, const char *dtype, subject *out)
+{
+    subject s = {0};
+    rs_status status = rs_model_load(model, &s.model);
+    if (status != RS_OK)
+        return cli_fail(command, status, "--model");
+    if (strcmp(dtype, "auto") == 0) {
+        s.dtype = s.model.dtype != RS_DTYPE_NONE ? s.model.dtype : RS_DTYPE_F32;
+    } else {
+        s.dtype = rs_dtype_parse(dtype);
+        if (s.dtype != RS_DTYPE_F32 && s.dtype != RS_DTYPE_BF16 && s.dtype != RS_DTYPE_F16)
+            return cli_error(
+                command, CLI_USAGE, "--dtype: wanted fp32, bf16 or fp16, found '%s'", dtype);
+    }
+    status = rs_model_space(&s.model, s.dtype, &s.space);
+    if (status != RS_OK)
+        return cli_fail(command, status, "--model");
+    *out = s;
+    return -1;
+}
+
+void subject_free(subject *s)
+{
+    rs_space_destroy(s->space);
+    memset(s, 0, sizeof *s);
+}
+
+int subject_layout(const cli_command *command, const char *option, const char *text, rs_layout *out)
+{
+    rs_status status = rs_layout_parse(text, out);
+    return status == RS_OK ? -1 : cli_fail(command, status, option);
+}
+
+int64_t subject_rank_state(const subject *s, const rs_layout *layout, int rank, int role)
+{
+    int first = role >= 0 ? role : 0;
+    int end = role >= 0 ? role + 1 : rs_space_role_count(s->space);
+    int64_t bytes = 0;
+    for (int r = first; r < end; r++) {
+        int64_t begin, stop;
+        rs_layout_flat_range(s->space, layout, rank, r, &begin, &stop);
+        bytes += (stop - begin) * (int64_t)rs_dtype_size(rs_space_role(s->space, r)->dtype);
+    }
+    return bytes;
+}
+
+json_t *subject_json(const subject *s)
+{
+    return json_pack("{s:s, s:s, s:I, s:s, s:I}", "name", s->model.name, "family", s->model.family,
+        "parameters", (json_int_t)rs_space_elements(s->space), "dtype", rs_dtype_name(s->dtype),
+        "state_bytes", (json_int_t)rs_space_bytes(s->space, -1));
+}
+
+json_t *subject_layout_json(const rs_layout *layout, const rs_placement *placement)
+{
+    char text[RS_LAYOUT_TEXT], meaning[RS_LAYOUT_TEXT];
+    const rs_space *space = rs_placement_space(placement);
+    json_t *state = json_object();
+    for (int role = 0; role <= rs_space_role_count(space); role++) {
+        bool one = role < rs_space_role_count(space);
+        rs_state_bytes bytes;
+        if (rs_state_bytes_of(placement, one ? role : -1, &bytes) != RS_OK) {
+            json_decref(state);
+            return NULL;
+        }
+        json_object_set_new(state, one ? rs_space_role(space, role)->name : "total",
+            json_pack("{s:I, s:i, s:I, s:i}", "max", (json_int_t)bytes.max, "max_rank",
+                bytes.max_holder, "min", (json_int_t)bytes.min, "min_rank", bytes.min_holder));
+    }
+    return json_pack("{s:s, s:s, s:i, s:o}", "layout", rs_layout_format(layout, text), "describe",
+        rs_layout_describe(layout, meaning), "world", rs_layout_world(layout), "state_bytes",
+        state);
+}
+
+void subject_print(const subject *s)
+{
+    char count[CLI_COUNT], bytes[RS_HUMAN];
+    printf("model   %s: %s parameters, %s, %s of state (", s->model.name,
+        cli_human_count(rs_space_elements(s->space), count), cli_dtype_name(s->dtype),
+        rs_human_bytes(rs_space_bytes(s->space, -1), bytes));
+    for (int role = 0; role < rs_space_role_count(s->space); role++)
+        printf("%s%s", role > 0 ? ", " : "", rs_space_role(s->space, role)->name);
+    printf(")\n");
+}
+
+int cli_print_json(const cli_command *command, json_t *value)
+{
+    if (value == NULL)
+        return cli_error(command, CLI_FAILURE, "out of memory");
+    int failed = json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(value);
+    if (failed || fflush(stdout) != 0)
+        return cli_error(command, CLI_FAILURE, "cannot write to standard output");
+    return 0;
+}
+
+char *cli_human_count(int64_t count, char *out)
+{
+    static const char units[] = " KMBT";
+    double value = (double)count;
+    int unit = 0;
+    while (count >= 100000 && value >= 1000 && unit < 4) {
+        value /= 1000;
+        unit++;
+    }
+    if (unit == 0)
+        snprintf(out, CLI_COUNT, "%" PRId64, count);
+    else
+        snprintf(out, CLI_COUNT, "%.*f %c", value < 10 ? 2 : 1, value, units[unit]);
+    return out;
+}
+
+const char *cli_dtype_name(rs_dtype dtype)
+{
+    switch (dtype) {
+    case RS_DTYPE_F32:
+        return "fp32";
+    case RS_DTYPE_BF16:
+        return "bf16";
+    case RS_DTYPE_F16:
+        return "fp16";
+    default:
+        return rs_dtype_name(dtype);
+    }
+}
+
+double cli_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

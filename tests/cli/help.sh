@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Help, version, misspelt names, wrong values.
+set -u
+. "$(dirname "$0")/lib.sh"
+
+expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
+expect 0 'usage: reshard COMMAND' --help
+expect 0 'usage: reshard COMMAND' help
+expect 2 'usage: reshard COMMAND'
+for command in plan layout; do
+    expect 0 "usage: reshard $command" help $command
+    expect 0 "usage: reshard $command" $command --help
+    expect 0 "^Example" $command -h
+    expect 0 "^  reshard $command" help $command
+    expect 0 "^  $command " help
+done
+for command in plan layout; do
+    expect 0 "^  --json" help $command
+done
+
+refuse 2 "no command 'laoyut'; did you mean 'layout'" laoyut
+refuse 2 "no command 'zzzzzz'$" zzzzzz
+refuse 2 "reshard plan: no option --modle; did you mean --model" plan --modle x
+refuse 2 "reshard plan: no option --qqqqqqq$" plan --qqqqqqq
+refuse 2 "no option -x; options begin with --" plan -x
+refuse 2 "reshard plan: --model M is missing" plan --from tp=1 --to tp=2
+refuse 2 "--json takes no value" plan --json=yes
+refuse 2 "--model: wanted M after it, found nothing" plan --model
+refuse 2 "--model: wanted a value, found an empty text" plan --model ''
+finish

@@ -1,0 +1,87 @@
+# shellcheck shell=bash
+# The runner of the command's tests; sourced by each with the path of the command as $1. A test is a command
+# line, the exit code that it must have, and a pattern (grep -E) that its output must match.
+
+reshard=$1
+work=$(mktemp -d)
+before=$(find /dev/shm -maxdepth 1 -name 'reshard-*' | sort)
+passed=0
+failed=0
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# verdict NAME CONDITION_STATUS [DETAIL]
+verdict() {
+    if [ "$2" -eq 0 ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $1"
+        [ $# -lt 3 ] || printf '%s\n' "$3" | head -30 | sed 's/^/    /'
+    fi
+}
+
+# expect CODE PATTERN ARGUMENT...: both streams together.
+expect() {
+    local code=$1 pattern=$2 output status=0
+    shift 2
+    output=$(timeout 240 "$reshard" "$@" 2>&1 </dev/null) || status=$?
+    [ "$status" -eq "$code" ] && grep -qE -- "$pattern" <<<"$output"
+    verdict "reshard $* (wanted exit code $code, found $status; pattern $pattern)" $? "$output"
+}
+
+# refuse CODE PATTERN ARGUMENT...: an error: on standard error alone, beginning with "reshard".
+refuse() {
+    local code=$1 pattern=$2 output status=0
+    shift 2
+    output=$(timeout 60 "$reshard" "$@" 2>&1 >"$work/stdout" </dev/null) || status=$?
+    [ "$status" -eq "$code" ] && [ ! -s "$work/stdout" ] && [[ $output == reshard* ]] &&
+        grep -qE -- "$pattern" <<<"$output"
+    verdict "reshard $* (wanted error $code, found $status; pattern $pattern)" $? "$output"
+}
+
+# holds EXPRESSION ARGUMENT...: the JSON that the command prints, as `j`, satisfies a Python expression.
+holds() {
+    local expression=$1 output status=0
+    shift
+    output=$(timeout 120 "$reshard" "$@" 2>&1 </dev/null |
+        python3 -c "
+import json, sys
+j = json.load(sys.stdin)
+if not ($expression):
+    print(json.dumps(j)[:2000])
+    sys.exit(1)" 2>&1) || status=$?
+    verdict "reshard $* : $expression" $status "$output"
+}
+
+# check NAME COMMAND...: any other command that must succeed.
+check() {
+    local name=$1 output status=0
+    shift
+    output=$("$@" 2>&1) || status=$?
+    verdict "$name: $*" $status "$output"
+}
+
+# Nothing of the test's jobs is left in shared memory.
+check_clean() {
+    local left
+    left=$(comm -13 <(echo "$before") <(find /dev/shm -maxdepth 1 -name "reshard-*$1*" | sort))
+    [ -z "$left" ]
+    verdict "/dev/shm is clean after $1" $? "$left"
+}
+
+# until_true SECONDS COMMAND...: waits until the command succeeds.
+until_true() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $deadline ] || return 1
+        sleep 0.1
+    done
+}
+
+finish() {
+    echo "$passed passed, $failed failed"
+    [ $failed -eq 0 ]
+    exit
+}
