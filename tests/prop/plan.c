@@ -10,9 +10,12 @@
  * who has it, or lies in an adopted segment, whose bytes are the same before and after;
  *  - the plans are the same when made again, alone and from another order of calls;
  *  - an element that is needed and that nobody has is found and refused, and only then;
+ *  - both ends of every pair list the same copies in the same order;
  *  - moved = minimum, both as counted here;
- *  - no rank sends or receives more than the bound, but for rounding to elements: each copy that it
- *    sends may have been rounded up by less than one element;
+ *  - no rank receives more than the bound, nor sends more but for rounding to elements: each of its
+ *    deals may have been rounded up by less than one element. That is stricter than 1.05 times the
+ * bound wherever the bound is more than 20 times the rounding; the run says in how many cases it
+ * is;
  *  - peaks: tight at least as large as each of both states, at most safe; the figure is the walk by
  * pages of one byte without a window; a window or a page makes it no smaller.
  */
@@ -24,6 +27,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "plan/pieces.h"
 #include "reshard/layout.h"
 #include "reshard/plan.h"
 #include "reshard/space.h"
@@ -54,6 +58,19 @@ static bool chance(int percent)
 }
 
 static uint64_t case_seed;
+
+/* In how many cases each thing occurred; a run of 1,000 cases has all of them. */
+static struct occurred {
+    long remote; /* bytes between nodes */
+    long node;   /* inside a node */
+    long self;   /* within a rank */
+    long adopted;
+    long missing;  /* refused: nobody holds an element */
+    long odd;      /* a piece that is no box */
+    long rounding; /* the bound was met to 5% with rounding and all */
+    long list;     /* a listed placement */
+    long layout;
+} occurred;
 
 #define FAIL(...)                                                                                  \
     do {                                                                                           \
@@ -109,12 +126,13 @@ static bool make_roles(rs_space *space)
 static bool make_free_space(rs_space *space)
 {
     int count = 1 + below(4);
+    int scale = chance(15) ? 1 + below(4) : 1;
     for (int t = 0; t < count; t++) {
         char name[16];
         snprintf(name, sizeof name, "t%d", t);
         rs_tensor tensor = {.name = name, .ndim = below(5)};
         for (int d = 0; d < tensor.ndim; d++)
-            tensor.shape[d] = chance(3) ? 0 : 1 + below(tensor.ndim > 2 ? 6 : 14);
+            tensor.shape[d] = chance(3) ? 0 : scale * (1 + below(tensor.ndim > 2 ? 6 : 14));
         NEED(rs_space_add_tensor(space, &tensor, NULL));
     }
     return true;
@@ -127,7 +145,7 @@ static bool make_model_space(rs_space *space)
     int64_t group = 1 + below(3);
     int64_t kv = 1 + below(4);
     int64_t dim = 1 + below(3);
-    int64_t hidden = 1 + below(7);
+    int64_t hidden = 1 + below(chance(20) ? 40 : 7);
     int64_t ffn = 1 + below(12);
     int64_t vocab = 1 + below(12);
     bool tied = chance(50);
@@ -217,47 +235,49 @@ static int split(rs_box box, int parts, rs_box *out)
     return count + split(high, parts - parts / 2, out + count);
 }
 
+/* Deals the boxes of one tensor and role out to the holders. */
+static void fill_tensor(
+    const rs_space *space, int t, int r, int cuts, int holders, bool holes, shard_set *set)
+{
+    const rs_tensor *tensor = rs_space_tensor(space, t);
+    rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
+    if (rs_box_is_empty(&whole))
+        return;
+    for (int cut = 0; cut < cuts && cut < holders; cut++) {
+        rs_box boxes[64];
+        int count = split(whole, 1 + below(9), boxes);
+        int members = (holders - cut + cuts - 1) / cuts;
+        int density = 10 + below(90);
+        for (int b = 0; b < count; b++) {
+            bool hole = holes && chance(15);
+            int sure = cut == 0 && !hole ? below(members) : -1;
+            for (int m = 0; m < members; m++) {
+                bool has = m == sure || (!hole && chance(density));
+                if (!has || set->count == MAX_SHARDS)
+                    continue;
+                set->holder[set->count] = m * cuts + cut;
+                set->shards[set->count++] = (rs_shard){.tensor = t, .role = r, .box = boxes[b]};
+            }
+        }
+    }
+}
+
 /*
  * Holders are dealt over up to three unlike cuts of each tensor; of the boxes of its cut, a holder
- * has some. The first cut is held throughout, unless holes are wanted.
+ * has some. The first cut is held throughout, unless holes are wanted. Some roles are cut alike.
  */
 static void fill_set(const rs_space *space, int holders, bool holes, shard_set *set)
 {
-    int cuts = 1 + below(3);
+    int cuts = holes ? 1 : 1 + below(3);
+    uint64_t alike = next_random();
     set->count = 0;
     for (int r = 0; r < rs_space_role_count(space); r++) {
-        uint64_t kept = state;
-        uint64_t start = next_random();
-        bool alike = chance(60);
-        for (int t = 0; t < rs_space_tensor_count(space); t++) {
-            const rs_tensor *tensor = rs_space_tensor(space, t);
-            rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
-            if (rs_box_is_empty(&whole))
-                continue;
-            if (alike) {
-                kept = state;
-                state = (uint64_t)t * 77 + case_seed * 13 + (set == &sets[1]);
-            }
-            for (int cut = 0; cut < cuts && cut < holders; cut++) {
-                rs_box boxes[64];
-                int count = split(whole, 1 + below(9), boxes);
-                int members = (holders - cut + cuts - 1) / cuts;
-                int density = 10 + below(90);
-                for (int b = 0; b < count; b++) {
-                    int sure = cut == 0 && !(holes && chance(15)) ? below(members) : -1;
-                    for (int m = 0; m < members; m++)
-                        if ((m == sure || (sure >= 0 ? chance(density) : chance(density / 2))) &&
-                            set->count < MAX_SHARDS) {
-                            set->holder[set->count] = m * cuts + cut;
-                            set->shards[set->count++] =
-                                (rs_shard){.tensor = t, .role = r, .box = boxes[b]};
-                        }
-                }
-            }
-            if (alike)
-                state = kept + 1;
-        }
-        (void)start;
+        uint64_t unlike = next_random();
+        if (chance(60))
+            state = alike;
+        for (int t = 0; t < rs_space_tensor_count(space); t++)
+            fill_tensor(space, t, r, cuts, holders, holes, set);
+        state = unlike;
     }
 }
 
@@ -340,6 +360,8 @@ static bool make_trial(trial *t)
                           : make_layout(t->space, out)))
             return false;
     }
+    occurred.list += lists[0] || lists[1];
+    occurred.layout += !lists[0] || !lists[1];
     int before = rs_placement_holders(t->from);
     int after = rs_placement_holders(t->to);
     t->world = before > after ? before : after;
@@ -518,6 +540,29 @@ static bool same_plan(const rs_plan *a, const rs_plan *b)
     return true;
 }
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* What rounding to elements can add to what `rank` sends: less than an element for each deal, and a
+ * deal is at least one copy where chunks are large. */
+static bool find_rounding(const trial *t, int rank, int64_t *bytes)
+{
+    rs_plan_options options = t->options;
+    rs_plan *plan;
+    size_t count;
+    options.chunk_bytes = 0;
+    NEED(rs_plan_create(t->from, t->to, rank, &options, &plan));
+    const rs_copy *copies = rs_plan_copies(plan, &count);
+    *bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        if (copies[i].source == rank && copies[i].reach == RS_REACH_REMOTE)
+            *bytes += (int64_t)rs_dtype_size(rs_space_role(t->space, copies[i].role)->dtype);
+    rs_plan_destroy(plan);
+    return true;
+}
+
 /* Loads against the bounds, from the plans themselves. */
 static bool check_totals(const trial *t, rs_plan *const *plans, int64_t moved, int64_t minimum)
 {
@@ -531,30 +576,79 @@ static bool check_totals(const trial *t, rs_plan *const *plans, int64_t moved, i
     for (size_t i = 0; i < cells; i++)
         pairs += totals.pair_bytes[i];
     CHECK(pairs == moved + totals.self + totals.adopted);
-    int64_t largest = 1;
-    for (int r = 0; r < rs_space_role_count(t->space); r++) {
-        int64_t size = (int64_t)rs_dtype_size(rs_space_role(t->space, r)->dtype);
-        largest = size > largest ? size : largest;
-    }
     int64_t most = 0;
+    int64_t both = 0;
+    int64_t slack = 0;
     for (int r = 0; r < t->world; r++) {
         const rs_plan_figures *f = rs_plan_figures_of(plans[r]);
-        int64_t load = f->remote_in > f->remote_out ? f->remote_in : f->remote_out;
-        int64_t rounding = 0;
-        size_t count;
-        const rs_copy *copies = rs_plan_copies(plans[r], &count);
-        for (size_t i = 0; i < count; i++)
-            if (copies[i].source == r && copies[i].reach == RS_REACH_REMOTE)
-                rounding += largest;
-        most = load > most ? load : most;
-        CHECK(load <= totals.remote.rank_bound + rounding);
+        int64_t rounding;
+        if (!find_rounding(t, r, &rounding))
+            return false;
+        CHECK(f->remote_in <= totals.remote.rank_bound);
+        CHECK(f->remote_out <= totals.remote.rank_bound + rounding);
         CHECK(f->node_in <= totals.node.rank_bound);
+        most = larger(most, larger(f->remote_in, f->remote_out));
+        both = larger(both, larger(f->remote_in + f->node_in, f->remote_out));
+        slack = larger(slack, rounding);
     }
     CHECK(totals.remote.rank_max == most && most >= totals.remote.rank_bound);
     CHECK(totals.node.rank_max == totals.node.rank_bound);
-    CHECK(totals.rank_bytes_max >= totals.rank_bytes_bound);
+    CHECK(totals.rank_bytes_max == both && both >= totals.rank_bytes_bound);
+    CHECK(both <= totals.rank_bytes_bound + slack);
     CHECK(totals.node_bytes_max >= totals.node_bytes_bound);
+    occurred.remote += totals.remote.bytes > 0;
+    occurred.node += totals.node.bytes > 0;
+    occurred.self += totals.self > 0;
+    occurred.adopted += totals.adopted > 0;
+    occurred.rounding += most > 0 && slack * 20 <= totals.remote.rank_bound;
     rs_plan_totals_fini(&totals);
+    return true;
+}
+
+/* The list from s to t is the same in the plans of s and of t. */
+static bool check_ends(const trial *t, rs_plan *const *plans)
+{
+    for (int r = 0; r < t->world; r++) {
+        size_t next[WORLD] = {0};
+        size_t count, other_count;
+        const rs_copy *copies = rs_plan_copies(plans[r], &count);
+        for (size_t i = 0; i < count; i++) {
+            if (copies[i].source != r || copies[i].target == r)
+                continue;
+            int target = copies[i].target;
+            const rs_copy *others = rs_plan_copies(plans[target], &other_count);
+            size_t *at = &next[target];
+            while (*at < other_count && others[*at].source != r)
+                (*at)++;
+            CHECK(*at < other_count && others[*at].target == target &&
+                  others[*at].key == copies[i].key && others[*at].role == copies[i].role &&
+                  others[*at].tensor == copies[i].tensor &&
+                  rs_box_equal(&others[*at].box, &copies[i].box));
+            (*at)++;
+        }
+        for (int target = 0; target < t->world; target++) {
+            const rs_copy *others = rs_plan_copies(plans[target], &other_count);
+            for (size_t i = next[target]; i < other_count && target != r; i++)
+                CHECK(others[i].source != r);
+        }
+    }
+    return true;
+}
+
+/* Counts pieces that are no box, so that one knows that there are any. */
+static bool look_at_pieces(const trial *t)
+{
+    rs_pieces pieces = {0};
+    bool odd = false;
+    for (int k = 0; k < rs_space_tensor_count(t->space); k++) {
+        const rs_tensor *tensor = rs_space_tensor(t->space, k);
+        rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
+        NEED(rs_pieces_cut(&pieces, t->from, t->to, k, 0, &whole));
+        for (size_t i = 0; i < pieces.count; i++)
+            odd = odd || pieces.items[i].box_count > 1;
+    }
+    rs_pieces_fini(&pieces);
+    occurred.odd += odd;
     return true;
 }
 
@@ -581,7 +675,8 @@ static bool check_plans(const trial *t, tables *m, rs_plan **plans)
     NEED(rs_plan_create(t->from, t->to, rank, &t->options, &again));
     bool same = same_plan(plans[rank], again);
     rs_plan_destroy(again);
-    if (!same || !check_totals(t, plans, moved, minimum))
+    if (!same || !check_totals(t, plans, moved, minimum) || !check_ends(t, plans) ||
+        !look_at_pieces(t))
         return false;
     NEED(rs_plan_check(t->from, t->to, &t->options));
     return true;
@@ -602,6 +697,7 @@ static bool check_refusal(const trial *t)
         }
     }
     CHECK(refused > 0);
+    occurred.missing++;
     CHECK(rs_plan_check(t->from, t->to, &t->options) == RS_ERR_MISMATCH);
     return true;
 }
@@ -662,6 +758,19 @@ int main(int argc, char **argv)
             return 1;
         }
     }
-    printf("all good, %.1f s\n", (double)(clock() - start) / CLOCKS_PER_SEC);
+    printf(
+        "all good, %.1f s; cases with listed placements %ld, layouts %ld, bytes between nodes %ld, "
+        "inside a node %ld, within a rank %ld, adopted %ld, refused %ld, pieces that are no box "
+        "%ld, bound met to 5%% %ld\n",
+        (double)(clock() - start) / CLOCKS_PER_SEC, occurred.list, occurred.layout, occurred.remote,
+        occurred.node, occurred.self, occurred.adopted, occurred.missing, occurred.odd,
+        occurred.rounding);
+    bool all = occurred.list > 0 && occurred.layout > 0 && occurred.remote > 0 &&
+               occurred.node > 0 && occurred.self > 0 && occurred.adopted > 0 &&
+               occurred.missing > 0 && occurred.odd > 0 && occurred.rounding > 0;
+    if (cases >= 1000 && !all) {
+        printf("something never occurred\n");
+        return 1;
+    }
     return 0;
 }
