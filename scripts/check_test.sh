@@ -101,8 +101,9 @@ breaks words docs/x.md "finish it" "It works for ""now."
 
 breaks links docs/x.md "does not exist" '# X' '[gone](nowhere.md)'
 breaks links docs/x.md "no such heading" '# X' '[gone](#y)'
+breaks links docs/x.md "docs/README.md has no link to it" '# X'
 # shellcheck disable=SC2016 # the quotes are part of the document
-passes links docs/x.md '# The title: `x`' '[here](#the-title-x) [out](https://example.org) [file](../LICENSE)'
+passes links x.md '# The title: `x`' '[here](#the-title-x) [out](https://example.org) [file](LICENSE)'
 
 sed -i 's/^MPICH_PACKAGES=(/&cowsay /' "$copy/dev"
 line=$(grep -n '^MPICH_PACKAGES=' "$copy/dev" | cut -d: -f1)

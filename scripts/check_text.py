@@ -290,7 +290,11 @@ def without_code_blocks(text):
 
 @rule
 def links(tree):
-    """Links in documents lead to files and headings that exist."""
+    """Links in documents lead to files and headings that exist; docs/README.md leads to all documents."""
+    index = tree.text("docs/README.md") if "docs/README.md" in tree.names else ""
+    for name in tree.select({".md"}, ["docs/"]):
+        if name != "docs/README.md" and f"]({name.removeprefix('docs/')})" not in index:
+            report("links", name, 1, "docs/README.md has no link to it")
     for name in tree.select({".md"}):
         text = without_code_blocks(tree.text(name))
         for line, match in lines_matching(text, r"\]\(([^)\s]+)\)"):
