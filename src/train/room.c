@@ -68,7 +68,8 @@ static rs_status switch_bytes(
 }
 
 /* Refuses if the ranks of some machine together need more than its keeper has. */
-static rs_status check_machine(rs_job *job, rs_status mine, int64_t bytes, const char *what)
+static rs_status check_machine(
+    rs_job *job, rs_status mine, int64_t bytes, const char *what, bool moves)
 {
     int64_t mine_and_tables = bytes + OVERHEAD, need, have = 0;
     MPI_Allreduce(&mine_and_tables, &need, 1, MPI_INT64_T, MPI_SUM, job->host);
@@ -83,7 +84,7 @@ static rs_status check_machine(rs_job *job, rs_status mine, int64_t bytes, const
             "(--arena-dir)%s",
             what, rs_human_bytes(need, need_text), folder[0] != '\0' ? folder : "/dev/shm", host,
             rs_human_bytes(have, have_text),
-            job->options->tight ? "" : ", or switch in less memory (--tight)");
+            !moves || job->options->tight ? "" : ", or switch in less memory (--tight)");
     }
     return rs_job_agree(job, mine);
 }
@@ -99,7 +100,7 @@ rs_status rs_job_check_room(rs_job *job)
         mine = rs_state_init(job->space, &layout, job->rank, &now);
     if (mine == RS_OK)
         mine = rs_state_footprint(&now, &bytes);
-    RS_TRY_GOTO(check_machine(job, mine, bytes, "training"), done);
+    RS_TRY_GOTO(check_machine(job, mine, bytes, "training", false), done);
     for (size_t i = 0; i < o->switch_count; i++) {
         char what[RS_LAYOUT_TEXT + 32];
         snprintf(what, sizeof what, "the switch to %s", o->switches[i].layout);
@@ -108,7 +109,7 @@ rs_status rs_job_check_room(rs_job *job)
             mine = rs_state_init(job->space, &layout, job->rank, &then);
         if (mine == RS_OK)
             mine = switch_bytes(job, &now, &then, &bytes);
-        RS_TRY_GOTO(check_machine(job, mine, bytes, what), done);
+        RS_TRY_GOTO(check_machine(job, mine, bytes, what, true), done);
         rs_state_fini(&now);
         now = then;
         memset(&then, 0, sizeof then);
