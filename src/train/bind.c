@@ -1,7 +1,7 @@
 /*
  * Names and addresses. The placement says where each local box lies; this table says which member
  * of the stage's structures a canonical tensor is. Nothing else in the trainer knows tensor names
- * but the shared gradients (engine.c) and the initial weights (init.c).
+ * but the shared gradients (trainer.c) and the initial weights (init.c).
  */
 #include "train/bind.h"
 

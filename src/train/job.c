@@ -101,12 +101,12 @@ static rs_status begin_layout(rs_job *job)
     return job->state.arena != NULL ? rs_arena_commit(job->state.arena, 0) : RS_OK;
 }
 
-static rs_status begin_engine(rs_job *job)
+static rs_status begin_trainer(rs_job *job)
 {
     if (!job->world.member)
         return RS_OK;
-    return rs_engine_create(
-        job->options, &job->model, &job->world, &job->state, job->data, &job->engine);
+    return rs_trainer_create(
+        job->options, &job->model, &job->world, &job->state, job->data, &job->trainer);
 }
 
 static rs_status check_world(const rs_job *job)
@@ -132,7 +132,7 @@ static rs_status set_up(rs_job *job)
     rs_world_init(&job->world, &layout, job->comm);
     while (!rs_world_build(&job->world))
         continue;
-    return rs_job_agree(job, begin_engine(job));
+    return rs_job_agree(job, begin_trainer(job));
 }
 
 static void tell_start(const rs_job *job)
@@ -163,7 +163,7 @@ static rs_status remove_arenas(rs_job *job)
 
 static void close_job(rs_job *job)
 {
-    rs_engine_destroy(job->engine);
+    rs_trainer_destroy(job->trainer);
     rs_state_fini(&job->state);
     rs_signals_end();
     rs_keeper_close(job->keeper);

@@ -14,7 +14,7 @@
 #include "reshard/plan.h"
 #include "train/control.h"
 #include "train/data.h"
-#include "train/engine.h"
+#include "train/trainer.h"
 #include "train/metrics.h"
 #include "train/state.h"
 #include "train/train.h"
@@ -86,7 +86,7 @@ typedef struct rs_job {
     rs_world world;
     rs_state state;
     int64_t carried_bytes; /* of the state's segments, what lies in extents of older generations */
-    rs_engine *engine;     /* NULL on an idle rank */
+    rs_trainer *trainer;   /* NULL on an idle rank */
     int generation;
     int last_generation; /* the highest ever made */
     double step_seconds; /* of the last step */

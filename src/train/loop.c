@@ -336,7 +336,7 @@ static rs_status train_step(rs_job *job, rs_order *order)
     if (job->next.pending)
         mine.ready = rs_switch_touch(job, TOUCH_SHARE * job->step_seconds);
     mine.signalled = rs_signals_caught();
-    RS_TRY(rs_engine_gradients(job->engine, step, &mine.loss, &mine.square));
+    RS_TRY(rs_trainer_gradients(job->trainer, step, &mine.loss, &mine.square));
     RS_TRY(inject_faults(job, step));
     RS_TRY(summarise(job, &mine, &v));
     double norm = sqrt(v.square), lr = rs_learning_rate(o->lr, o->warmup, o->steps, step);
@@ -348,7 +348,7 @@ static rs_status train_step(rs_job *job, rs_order *order)
             (long long)step, v.loss, norm);
     }
     rs_update_rate rate = {step, (float)lr, (float)rs_clip_factor(norm)};
-    rs_engine_update(job->engine, &rate);
+    rs_trainer_update(job->trainer, &rate);
     job->step = step;
     job->step_seconds = rs_job_seconds() - begun;
     *order = v.order;

@@ -93,7 +93,7 @@ static rs_status make_views(rs_state *state)
 rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, const rs_state *old,
     const int *adopted, size_t adopted_count, bool sparse)
 {
-    if (!state->holds)
+    if (!state->holds && !sparse)
         return RS_OK;
     rs_segment_list segments = {0};
     rs_status status = rs_placement_segments(state->placement, state->rank, &segments);
@@ -106,7 +106,7 @@ rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, 
             adopted_count, &state->arena);
     rs_segment_list_fini(&segments);
     RS_TRY(status);
-    return make_views(state);
+    return state->holds ? make_views(state) : RS_OK;
 }
 
 rs_status rs_state_footprint(const rs_state *state, int64_t *bytes)

@@ -47,8 +47,9 @@ typedef struct rs_state {
 rs_status rs_state_init(
     const rs_space *space, const rs_layout *layout, int rank, rs_state *out) RS_MUST_CHECK;
 
-/* Makes the arena of `generation`, adopting `adopted` segments of `old` (may be NULL). Nothing for
- * a rank that holds nothing. */
+/* Makes the arena of `generation`, adopting `adopted` segments of `old` (may be NULL); `sparse`:
+ * for a tight move, in which a rank that holds nothing has an empty arena. Otherwise it has none.
+ */
 rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, const rs_state *old,
     const int *adopted, size_t adopted_count, bool sparse) RS_MUST_CHECK;
 

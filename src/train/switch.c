@@ -5,11 +5,11 @@
  * that it already holds as they must be), maps the arenas that it will pull from, and touches all
  * that in small pieces; the communicators of the next layout are built one per step boundary. Then,
  * with training stopped: all ranks agree that they are ready; bytes move; the certificate compares
- * the state before and after; the engine of the new layout is made; the new arenas are committed,
+ * the state before and after; the trainer of the new layout is made; the new arenas are committed,
  * and the old ones deleted.
  *
  * 1. The old state is not written to before the new one is committed (safe mode). Whatever fails
- * until then, in preparing, moving, verifying, or making the engine, ends in the old layout, and
+ * until then, in preparing, moving, verifying, or making the trainer, ends in the old layout, and
  * the job trains on.
  * 2. In tight mode the old state's memory is given back while bytes move, so from the move on there
  * is no way back: a failure ends the job.
@@ -247,8 +247,8 @@ static rs_status quiesce(rs_job *job, running *run)
         status = rs_sums_create(n->state.placement, job->rank, &run->after);
     if (status == RS_OK && job->sums_step == job->step && job->rank == 0)
         memcpy(run->words_before, job->sums, words * sizeof *run->words_before);
-    if (status == RS_OK && job->sums_step != job->step && job->engine != NULL)
-        status = rs_sums_words(rs_engine_sums(job->engine), run->words_before);
+    if (status == RS_OK && job->sums_step != job->step && job->trainer != NULL)
+        status = rs_sums_words(rs_trainer_sums(job->trainer), run->words_before);
     return rs_job_agree(job, status);
 }
 
@@ -339,8 +339,8 @@ static rs_status verify(rs_job *job, running *run)
     rs_status status = RS_OK;
     size_t adopted_count;
     const int *adopted = rs_plan_adopted(n->plan, &adopted_count);
-    if (memory != NULL && job->engine != NULL && job->sums_step != job->step)
-        rs_sums_adopt(run->after, rs_engine_sums(job->engine), adopted, adopted_count);
+    if (memory != NULL && job->trainer != NULL && job->sums_step != job->step)
+        rs_sums_adopt(run->after, rs_trainer_sums(job->trainer), adopted, adopted_count);
     if (memory != NULL)
         status = rs_sums_measure(run->after, memory, false);
     if (status == RS_OK && job->options->fault.certificate_switch == n->number)
@@ -376,14 +376,14 @@ static void swap_layouts(rs_job *job)
     memcpy(n->text, text, sizeof text);
 }
 
-static rs_status make_engine(rs_job *job)
+static rs_status make_trainer(rs_job *job)
 {
-    rs_engine_destroy(job->engine);
-    job->engine = NULL;
+    rs_trainer_destroy(job->trainer);
+    job->trainer = NULL;
     if (!job->world.member)
         return RS_OK;
-    return rs_engine_create(
-        job->options, &job->model, &job->world, &job->state, job->data, &job->engine);
+    return rs_trainer_create(
+        job->options, &job->model, &job->world, &job->state, job->data, &job->trainer);
 }
 
 /* Makes the new layout the job's. Until all have committed, it goes back on failure (safe mode). */
@@ -392,7 +392,7 @@ static rs_status commit(rs_job *job, running *run)
     char why[1000];
     int64_t carried = rs_plan_figures_of(job->next.plan)->adopted_bytes;
     swap_layouts(job);
-    rs_status status = rs_job_agree(job, make_engine(job));
+    rs_status status = rs_job_agree(job, make_trainer(job));
     if (status == RS_OK)
         status = rs_job_agree(
             job, job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK);
@@ -402,7 +402,7 @@ static rs_status commit(rs_job *job, running *run)
     }
     snprintf(why, sizeof why, "%s", rs_error_message());
     swap_layouts(job);
-    if (!run->stuck && rs_job_agree(job, make_engine(job)) != RS_OK)
+    if (!run->stuck && rs_job_agree(job, make_trainer(job)) != RS_OK)
         run->stuck = true;
     return rs_error_set(status, "%s", why);
 }

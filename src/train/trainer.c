@@ -15,7 +15,7 @@
  *
  * Cost beyond the stage's own: 2 (dp-1)/dp of the local concatenation sent and received.
  */
-#include "train/engine.h"
+#include "train/trainer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ typedef struct shared {
     float *buffer; /* one layer's */
 } shared;
 
-struct rs_engine {
+struct rs_trainer {
     const rs_world *world;
     const rs_state *state;
     rs_ordered tp;
@@ -75,7 +75,7 @@ static rs_status tp_maximum(void *context, float *values, int64_t count)
 
 /* ---- setting up ---- */
 
-static rs_status make_shared(rs_engine *e)
+static rs_status make_shared(rs_trainer *e)
 {
     const rs_model *m = &e->shape.model;
     const rs_layout *layout = &e->world->layout;
@@ -109,7 +109,7 @@ static rs_status make_shared(rs_engine *e)
     return s->buffer != NULL ? RS_OK : rs_error_memory((size_t)s->floats * sizeof *s->buffer);
 }
 
-static rs_status make_tensors(rs_engine *e)
+static rs_status make_tensors(rs_trainer *e)
 {
     size_t layers = (size_t)(e->shape.layer_end - e->shape.layer_begin);
     e->weight_tensors.layers = rs_calloc(layers, sizeof *e->weight_tensors.layers);
@@ -130,7 +130,7 @@ static rs_status make_tensors(rs_engine *e)
     return rs_bind_tensors(e->state, &e->shape, e->gradients, &e->gradient_tensors);
 }
 
-static rs_status make_spans(rs_engine *e)
+static rs_status make_spans(rs_trainer *e)
 {
     e->param_spans = rs_calloc((size_t)e->state->blocks, sizeof *e->param_spans);
     if (e->param_spans == NULL)
@@ -142,16 +142,16 @@ static rs_status make_spans(rs_engine *e)
     return RS_OK;
 }
 
-static bool has_tied_end(const rs_engine *e)
+static bool has_tied_end(const rs_trainer *e)
 {
     return e->shape.model.tied && e->world->layout.pp > 1 && (e->shape.first || e->shape.last);
 }
 
-rs_status rs_engine_create(const rs_train_options *options, const rs_model *model,
-    const rs_world *world, const rs_state *state, rs_data *data, rs_engine **out)
+rs_status rs_trainer_create(const rs_train_options *options, const rs_model *model,
+    const rs_world *world, const rs_state *state, rs_data *data, rs_trainer **out)
 {
     rs_status status;
-    rs_engine *e = rs_calloc(1, sizeof *e);
+    rs_trainer *e = rs_calloc(1, sizeof *e);
     if (e == NULL)
         return rs_error_memory(sizeof *e);
     e->world = world;
@@ -182,11 +182,11 @@ rs_status rs_engine_create(const rs_train_options *options, const rs_model *mode
     return RS_OK;
 
 fail:
-    rs_engine_destroy(e);
+    rs_trainer_destroy(e);
     return status;
 }
 
-void rs_engine_destroy(rs_engine *e)
+void rs_trainer_destroy(rs_trainer *e)
 {
     if (e == NULL)
         return;
@@ -234,7 +234,7 @@ static void pass_norm(float *tensor, int64_t count, bool into_buffer, float **at
     *at += count;
 }
 
-static void pass_layer(rs_engine *e, const rs_stage_layer *layer, bool into_buffer)
+static void pass_layer(rs_trainer *e, const rs_stage_layer *layer, bool into_buffer)
 {
     const rs_model *m = &e->shape.model;
     float *at = e->shared.buffer;
@@ -250,7 +250,7 @@ static void pass_layer(rs_engine *e, const rs_stage_layer *layer, bool into_buff
     }
 }
 
-static void reduce_shared(rs_engine *e)
+static void reduce_shared(rs_trainer *e)
 {
     int64_t layers = e->shape.layer_end - e->shape.layer_begin;
     for (int64_t l = 0; l < layers && e->shared.floats > 0; l++) {
@@ -261,7 +261,7 @@ static void reduce_shared(rs_engine *e)
 }
 
 /* Both ends compute first + last, so they get the same bits. */
-static void reduce_tied(rs_engine *e)
+static void reduce_tied(rs_trainer *e)
 {
     int64_t count = (e->shape.vocab_end - e->shape.vocab_begin) * e->shape.model.hidden;
     int peer = rs_world_at_stage(e->world, e->shape.first ? e->world->layout.pp - 1 : 0);
@@ -275,7 +275,7 @@ static void reduce_tied(rs_engine *e)
     }
 }
 
-rs_status rs_engine_gradients(rs_engine *e, int64_t step, double *loss_sum, double *square)
+rs_status rs_trainer_gradients(rs_trainer *e, int64_t step, double *loss_sum, double *square)
 {
     memset(e->gradients, 0, (size_t)e->elements * sizeof *e->gradients);
     RS_TRY(rs_pipeline_run(e->pipeline, step, &e->weight_tensors, &e->gradient_tensors, loss_sum));
@@ -289,7 +289,7 @@ rs_status rs_engine_gradients(rs_engine *e, int64_t step, double *loss_sum, doub
     return RS_OK;
 }
 
-void rs_engine_update(rs_engine *e, const rs_update_rate *rate)
+void rs_trainer_update(rs_trainer *e, const rs_update_rate *rate)
 {
     const int64_t *bounds = rs_update_bounds(e->update);
     const rs_state *state = e->state;
@@ -307,7 +307,7 @@ void rs_engine_update(rs_engine *e, const rs_update_rate *rate)
         rs_state_expand(state, e->weights);
 }
 
-const rs_sums *rs_engine_sums(rs_engine *e)
+const rs_sums *rs_trainer_sums(rs_trainer *e)
 {
     return rs_update_sums(e->update);
 }
