@@ -25,6 +25,16 @@ typedef enum rs_dtype {
     RS_DTYPE_U16,
     RS_DTYPE_U8,
     RS_DTYPE_BOOL,
+    /* Met in checkpoints and carried as opaque bytes. */
+    RS_DTYPE_C32,
+    RS_DTYPE_C64,
+    RS_DTYPE_C128,
+    RS_DTYPE_F8_E4M3FNUZ,
+    RS_DTYPE_F8_E5M2FNUZ,
+    RS_DTYPE_F8_E8M0,
+    RS_DTYPE_F4X2,      /* two 4-bit numbers in a byte */
+    RS_DTYPE_F6_E2M3X4, /* four 6-bit numbers in three bytes */
+    RS_DTYPE_F6_E3M2X4,
     RS_DTYPE_COUNT
 } rs_dtype;
 

@@ -27,6 +27,15 @@ static const dtype_row rows[RS_DTYPE_COUNT] = {
     [RS_DTYPE_U16] = {"uint16", "U16", "u16", 2},
     [RS_DTYPE_U8] = {"uint8", "U8", "u8", 1},
     [RS_DTYPE_BOOL] = {"bool", "BOOL", "boolean", 1},
+    [RS_DTYPE_C32] = {"complex32", "C32", "chalf", 4},
+    [RS_DTYPE_C64] = {"complex64", "C64", "cfloat", 8},
+    [RS_DTYPE_C128] = {"complex128", "C128", "cdouble", 16},
+    [RS_DTYPE_F8_E4M3FNUZ] = {"float8_e4m3fnuz", "F8_E4M3FNUZ", "fp8_e4m3fnuz", 1},
+    [RS_DTYPE_F8_E5M2FNUZ] = {"float8_e5m2fnuz", "F8_E5M2FNUZ", "fp8_e5m2fnuz", 1},
+    [RS_DTYPE_F8_E8M0] = {"float8_e8m0fnu", "F8_E8M0", "fp8_e8m0", 1},
+    [RS_DTYPE_F4X2] = {"float4_e2m1fn_x2", "F4", "fp4x2", 1},
+    [RS_DTYPE_F6_E2M3X4] = {"float6_e2m3fn_x4", "F6_E2M3", "fp6_e2m3x4", 3},
+    [RS_DTYPE_F6_E3M2X4] = {"float6_e3m2fn_x4", "F6_E3M2", "fp6_e3m2x4", 3},
 };
 
 static const dtype_row *row_of(rs_dtype dtype)
