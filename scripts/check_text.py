@@ -34,6 +34,7 @@ HEADER_LAYER = {
     "dialect.h": "dialect",
     "plan.h": "plan",
     "arena.h": "move", "certificate.h": "move", "move.h": "move", "move_mpi.h": "move",
+    "checkpoint.h": "ckpt",
     "reshard.h": "elastic",
 }
 
@@ -74,6 +75,8 @@ PACKAGES = {
     "libopenmpi-dev": ("CMakeLists.txt", r'set\(RS_MPI "openmpi"'),
     "libjansson-dev": ("src/**/*.c", r"#include <jansson\.h>"),
     "libxxhash-dev": ("src/**/*.c", r"#include <xxhash\.h>"),
+    "zlib1g-dev": ("src/**/*.c", r"#include <zlib\.h>"),
+    "libssl-dev": ("src/**/*.c", r"#include <openssl/"),
     "libopenblas-openmp-dev": ("src/train/*.c", r"#include <cblas\.h>"),
     "libcmocka-dev": ("tests/**/*.c", r"#include <cmocka\.h>"),
     "mpich": ("CMakePresets.json", r'"RS_MPI": "mpich"'),
