@@ -13,6 +13,7 @@
 #include "reshard/arena.h"
 #include "reshard/box.h"
 #include "reshard/certificate.h"
+#include "reshard/checkpoint.h"
 #include "reshard/dialect.h"
 #include "reshard/dtype.h"
 #include "reshard/layout.h"

@@ -1,0 +1,68 @@
+/*
+ * Formats: the table of what reshard reads, and how the right one is found.
+ *
+ * A format looks at a *place*, a file or a folder, says whether it is its own, and fills a catalog
+ * from it. It sees names, boxes and offsets, never ranks of a target.
+ */
+#ifndef RS_CKPT_FORMAT_H
+#define RS_CKPT_FORMAT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ckpt/catalog.h"
+#include "reshard/checkpoint.h"
+#include "reshard/status.h"
+
+#define RS_PLACE_HEAD 512
+
+typedef struct rs_place {
+    const char *path;
+    bool folder;
+    char **names; /* of a folder's entries, sorted */
+    size_t count;
+    unsigned char head[RS_PLACE_HEAD]; /* a file's first bytes */
+    size_t head_bytes;
+    int64_t bytes; /* of a file */
+} rs_place;
+
+/* Looks at `path` (borrowed). Release with rs_place_fini. */
+rs_status rs_place_init(rs_place *place, const char *path) RS_MUST_CHECK;
+void rs_place_fini(rs_place *place);
+
+/* True if the folder has an entry of that name. */
+bool rs_place_has(const rs_place *place, const char *name);
+
+/* The first entry (from number `*at` on) whose name begins and ends so; NULL if there is none. */
+const char *rs_place_match(
+    const rs_place *place, const char *prefix, const char *suffix, size_t *at);
+
+/* True if `path` is a folder. */
+bool rs_is_folder(const char *path);
+
+typedef struct rs_format {
+    const char *name;
+    bool (*probe)(const rs_place *place);
+    /* NULL: recognised, not read; `what` says what it is. */
+    rs_status (*read)(
+        rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options);
+    const char *what;
+} rs_format;
+
+/* Finds the checkpoint at `path`, reads it into a new finished catalog. */
+rs_status rs_format_open(
+    const char *path, const rs_checkpoint_options *options, rs_catalog **out) RS_MUST_CHECK;
+
+/* The formats, each in a file of its own. */
+bool rs_safetensors_probe(const rs_place *place);
+rs_status rs_safetensors_read(
+    rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
+bool rs_hub_probe(const rs_place *place);
+rs_status rs_hub_read(
+    rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
+bool rs_torch_probe(const rs_place *place);
+rs_status rs_torch_read(
+    rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
+
+#endif
