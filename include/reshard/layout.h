@@ -11,6 +11,11 @@
  * [d * n, (d + 1) * n) with n = ceil(total / D) rounded up to RS_FLAT_ALIGN (fewer at the end); of
  * each block, its segment has what falls into the range.
  *
+ * Where tensors lack a role, that role's concatenation is of those that have it, without gaps: it
+ * is counted in elements, whatever their sizes. Where sizes differ within a block, each tensor
+ * begins at a multiple of its size, and a segment begins at a multiple of the block's largest, up
+ * to 7 bytes before its first element.
+ *
  * All functions are local.
  */
 #ifndef RESHARD_LAYOUT_H
@@ -95,7 +100,8 @@ int rs_layout_block_count(const rs_space *space);
 int rs_layout_segment(const rs_space *space, int role, int block);
 
 /* Where `block` lies in the local concatenation of `rank`, in elements (an empty range where the
- * rank has nothing of it), and the whole concatenation's length. */
+ * rank has nothing of it), and the whole concatenation's length: that of a role which every tensor
+ * has. */
 void rs_layout_block_range(const rs_space *space, const rs_layout *layout, int rank, int block,
     int64_t *begin, int64_t *end);
 int64_t rs_layout_local_elements(const rs_space *space, const rs_layout *layout, int rank);

@@ -7,9 +7,12 @@
  * query head, vocabulary row, ...) is part of the tensor's description: layouts read it to know
  * how to cut, and nothing else does.
  *
+ * A role has one element type for all tensors, but for those that are told another: a router's bias
+ * in float32 amid bfloat16, no master and no moments for a parameter that is not trained.
+ *
  * Usual order: rs_space_create, rs_space_add_role for each role, rs_space_add_tensor for each
- * tensor, then share it read-only; every placement borrows it and must not outlive it.
- * All functions are local.
+ * tensor, rs_space_set_dtype for the exceptions, then share it read-only; every placement borrows
+ * it and must not outlive it. All functions are local.
  */
 #ifndef RESHARD_SPACE_H
 #define RESHARD_SPACE_H
@@ -63,7 +66,7 @@ typedef enum rs_role_class {
 
 typedef struct rs_role {
     const char *name; /* "param", "master", "exp_avg", "exp_avg_sq", ...: an open set */
-    rs_dtype dtype;
+    rs_dtype dtype;   /* of every tensor that rs_space_set_dtype was not called for */
     rs_role_class role_class;
 } rs_role;
 
@@ -84,6 +87,14 @@ rs_status rs_space_add_role(rs_space *space, const rs_role *role, int *id) RS_MU
  * RS_ERR_OVERFLOW: elements, bytes or query heads do not fit 64 bits. */
 rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id) RS_MUST_CHECK;
 
+/* Gives one tensor an element type of its own in one role; RS_DTYPE_NONE: the tensor has no such
+ * role (a frozen parameter has no moments, a buffer has nothing but its value). RS_ERR_ARGUMENT: no
+ * such tensor, role or type. */
+rs_status rs_space_set_dtype(rs_space *space, int tensor, int role, rs_dtype dtype) RS_MUST_CHECK;
+
+/* The element type of a tensor in a role; RS_DTYPE_NONE if it has no such role. */
+rs_dtype rs_space_dtype(const rs_space *space, int tensor, int role);
+
 int rs_space_tensor_count(const rs_space *space);
 int rs_space_role_count(const rs_space *space);
 
@@ -98,7 +109,8 @@ int rs_space_find_role(const rs_space *space, const char *name);
 /* Length of the layer axis (the longest, if tensors differ); 0 if no tensor has one. */
 int64_t rs_space_layer_count(const rs_space *space);
 
-/* Elements of all tensors; bytes of one role over all tensors, or of all roles for role = -1. */
+/* Elements of all tensors; bytes of one role over the tensors that have it, or of all roles for
+ * role = -1. */
 int64_t rs_space_elements(const rs_space *space);
 int64_t rs_space_bytes(const rs_space *space, int role);
 

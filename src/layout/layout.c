@@ -506,9 +506,10 @@ int rs_layout_segment(const rs_space *space, int role, int block)
     return role * rs_layout_block_count(space) + block;
 }
 
-/* Elements that `rank` has in blocks before `block`. */
+/* Elements that `rank` has in blocks before `block`, of the tensors that have `role` (-1: of all).
+ */
 static int64_t elements_before(
-    const rs_space *space, const rs_layout *layout, rs_coords at, int64_t block)
+    const rs_space *space, const rs_layout *layout, rs_coords at, int role, int64_t block)
 {
     int64_t layers = rs_space_layer_count(space);
     int64_t first;
@@ -519,6 +520,8 @@ static int64_t elements_before(
     for (int i = 0; i < rs_space_tensor_count(space); i++) {
         const rs_tensor *tensor = rs_space_tensor(space, i);
         int64_t times = 0;
+        if (role >= 0 && rs_space_dtype(space, i, role) == RS_DTYPE_NONE)
+            continue;
         if (rs_tensor_has_layers(tensor))
             times = rs_max64(rs_min64(end, tensor->shape[0]) - first, 0);
         else
@@ -533,14 +536,14 @@ void rs_layout_block_range(const rs_space *space, const rs_layout *layout, int r
     int64_t *begin, int64_t *end)
 {
     rs_coords at = rs_layout_coords(layout, rank);
-    *begin = elements_before(space, layout, at, block);
-    *end = elements_before(space, layout, at, (int64_t)block + 1);
+    *begin = elements_before(space, layout, at, -1, block);
+    *end = elements_before(space, layout, at, -1, (int64_t)block + 1);
 }
 
 int64_t rs_layout_local_elements(const rs_space *space, const rs_layout *layout, int rank)
 {
     return elements_before(
-        space, layout, rs_layout_coords(layout, rank), rs_layout_block_count(space));
+        space, layout, rs_layout_coords(layout, rank), -1, rs_layout_block_count(space));
 }
 
 bool rs_layout_shards_class(const rs_layout *layout, rs_role_class role_class)
@@ -567,7 +570,8 @@ void rs_layout_flat_shard(
 void rs_layout_flat_range(const rs_space *space, const rs_layout *layout, int rank, int role,
     int64_t *begin, int64_t *end)
 {
-    int64_t total = rs_layout_local_elements(space, layout, rank);
+    int64_t total = elements_before(
+        space, layout, rs_layout_coords(layout, rank), role, rs_layout_block_count(space));
     *begin = 0;
     *end = total;
     if (rs_layout_shards_class(layout, rs_space_role(space, role)->role_class))

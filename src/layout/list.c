@@ -207,6 +207,9 @@ static rs_status check_shard(const rs_space *space, const rs_shard *shard)
     if (shard->role < 0 || shard->role >= rs_space_role_count(space))
         return rs_error_set(RS_ERR_ARGUMENT, "the space has no role %d", shard->role);
     const rs_tensor *tensor = rs_space_tensor(space, shard->tensor);
+    if (rs_space_dtype(space, shard->tensor, shard->role) == RS_DTYPE_NONE)
+        return rs_error_set(RS_ERR_ARGUMENT, "tensor %s has no role %s", tensor->name,
+            rs_space_role(space, shard->role)->name);
     if (rs_dtype_size(shard->dtype) == 0)
         return rs_error_set(RS_ERR_ARGUMENT, "tensor %s: no element type", tensor->name);
     if (shard->segment < 0 || shard->offset < 0)

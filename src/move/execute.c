@@ -19,7 +19,7 @@ rs_status rs_end_locate(const rs_placement *placement, int holder, const rs_memo
     rs_shard found;
     RS_TRY(rs_placement_address(placement, holder, copy->tensor, copy->role, &copy->box, &found));
     const rs_space *space = rs_placement_space(placement);
-    rs_dtype dtype = rs_space_role(space, copy->role)->dtype;
+    rs_dtype dtype = rs_space_dtype(space, copy->tensor, copy->role);
     if (found.dtype != dtype)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "%s, role %s: holder %d stores %s, the role is %s; moves do not convert",
@@ -56,7 +56,7 @@ bool rs_end_is_packed(const rs_copy *copy, size_t element_size, const rs_end *en
 
 size_t rs_copy_element_size(const rs_space *space, const rs_copy *copy)
 {
-    return rs_dtype_size(rs_space_role(space, copy->role)->dtype);
+    return rs_dtype_size(rs_space_dtype(space, copy->tensor, copy->role));
 }
 
 static uint64_t key_of(const rs_space *space, const rs_copy *copy)

@@ -91,7 +91,7 @@ static const rs_shard *shard_around(const rs_shard_list *shards, const rs_copy *
 static rs_status check_copy(proof *p, const rs_copy *copy)
 {
     const rs_space *space = rs_placement_space(p->from);
-    int64_t size = (int64_t)rs_dtype_size(rs_space_role(space, copy->role)->dtype);
+    int64_t size = (int64_t)rs_dtype_size(rs_space_dtype(space, copy->tensor, copy->role));
     int64_t chunk = p->options->chunk_bytes > 0 ? p->options->chunk_bytes : RS_PLAN_CHUNK;
     int64_t volume = 1;
     for (int d = 0; d < copy->box.ndim; d++)
@@ -182,7 +182,8 @@ static rs_status check_shard(const proof *p, int rank, const rs_shard *shard, si
             if (overlap(&within[k]->box, &copy->box))
                 status = wrong(p, copy, "another copy writes some of it too");
         within[count++] = copy;
-        written += copy->bytes / (int64_t)rs_dtype_size(rs_space_role(space, copy->role)->dtype);
+        written +=
+            copy->bytes / (int64_t)rs_dtype_size(rs_space_dtype(space, copy->tensor, copy->role));
     }
     free(within);
     *found += count;
@@ -218,8 +219,8 @@ static int64_t lacking(const proof *p, int rank, const rs_shard *shard)
         }
         volume -= common;
     }
-    const rs_role *role = rs_space_role(rs_placement_space(p->from), shard->role);
-    return volume * (int64_t)rs_dtype_size(role->dtype);
+    const rs_space *space = rs_placement_space(p->from);
+    return volume * (int64_t)rs_dtype_size(rs_space_dtype(space, shard->tensor, shard->role));
 }
 
 /* The plan of one rank. */

@@ -45,12 +45,22 @@ int rs_role_groups(const rs_placement *from, const rs_placement *to, rs_role_gro
             g++;
         if (g == count)
             groups[count++] = (rs_role_group){.count = 0};
-        int64_t size = (int64_t)rs_dtype_size(rs_space_role(space, role)->dtype);
         groups[g].roles[groups[g].count++] = role;
-        groups[g].element_bytes += size;
-        groups[g].largest_element = rs_max64(groups[g].largest_element, size);
     }
     return count;
+}
+
+int64_t rs_role_group_bytes(
+    const rs_space *space, const rs_role_group *group, int tensor, int64_t *largest)
+{
+    int64_t bytes = 0;
+    *largest = 1;
+    for (int i = 0; i < group->count; i++) {
+        int64_t size = (int64_t)rs_dtype_size(rs_space_dtype(space, tensor, group->roles[i]));
+        bytes += size;
+        *largest = rs_max64(*largest, size);
+    }
+    return bytes;
 }
 
 /* Two spaces are the same if they have the same tensors and roles, one object or two. */
@@ -78,11 +88,17 @@ static rs_status check_spaces(const rs_space *a, const rs_space *b)
     for (int r = 0; r < rs_space_role_count(a); r++) {
         const rs_role *one = rs_space_role(a, r);
         const rs_role *other = rs_space_role(b, r);
-        if (strcmp(one->name, other->name) != 0 || one->dtype != other->dtype)
+        if (strcmp(one->name, other->name) != 0)
             return rs_error_set(RS_ERR_ARGUMENT,
-                "the placements are of different spaces: role %d is %s %s in one, %s %s in the "
-                "other",
-                r, one->name, rs_dtype_name(one->dtype), other->name, rs_dtype_name(other->dtype));
+                "the placements are of different spaces: role %d is %s in one, %s in the other", r,
+                one->name, other->name);
+        for (int t = 0; t < rs_space_tensor_count(a); t++)
+            if (rs_space_dtype(a, t, r) != rs_space_dtype(b, t, r))
+                return rs_error_set(RS_ERR_ARGUMENT,
+                    "the placements are of different spaces: %s, role %s, is %s in one, %s in the "
+                    "other",
+                    rs_space_tensor(a, t)->name, one->name, rs_dtype_name(rs_space_dtype(a, t, r)),
+                    rs_dtype_name(rs_space_dtype(b, t, r)));
     }
     return RS_OK;
 }
@@ -190,7 +206,10 @@ static int count_remote(rs_dealer *dealer, const rs_pieces *pieces, const rs_pie
 static rs_status tensor_demand(rs_dealer *dealer, rs_pieces *pieces, const rs_role_group *group,
     int id, rs_demand_visit visit, void *context)
 {
-    const rs_tensor *tensor = rs_space_tensor(rs_placement_space(dealer->from), id);
+    const rs_space *space = rs_placement_space(dealer->from);
+    const rs_tensor *tensor = rs_space_tensor(space, id);
+    int64_t largest;
+    int64_t element_bytes = rs_role_group_bytes(space, group, id, &largest);
     rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
     RS_TRY(rs_pieces_cut(pieces, dealer->from, dealer->to, id, group->roles[0], &whole));
     for (size_t i = 0; i < pieces->count; i++) {
@@ -201,7 +220,7 @@ static rs_status tensor_demand(rs_dealer *dealer, rs_pieces *pieces, const rs_ro
         if (remote == 0)
             continue;
         int64_t bytes;
-        if (!rs_mul_fits(piece->elements * group->element_bytes, remote, &bytes))
+        if (!rs_mul_fits(piece->elements * element_bytes, remote, &bytes))
             return rs_error_set(RS_ERR_OVERFLOW, "the bytes to move do not fit 64 bits");
         RS_TRY(visit(context, dealer, sources, count, bytes));
     }

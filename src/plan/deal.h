@@ -15,9 +15,11 @@
 typedef struct rs_role_group {
     int roles[RS_MAX_ROLES];
     int count;
-    int64_t element_bytes;   /* of all its roles together */
-    int64_t largest_element; /* of one of them */
 } rs_role_group;
+
+/* Bytes of one element of `tensor` in the roles of a group together, and in the largest of them. */
+int64_t rs_role_group_bytes(
+    const rs_space *space, const rs_role_group *group, int tensor, int64_t *largest);
 
 /* Fills `groups` (RS_MAX_ROLES) in ascending order of first roles; returns their number. */
 int rs_role_groups(const rs_placement *from, const rs_placement *to, rs_role_group *groups);

@@ -188,7 +188,8 @@ int64_t rs_own_lacking(const rs_own *own, const rs_space *space)
         for (size_t i = 0; i < count; i++)
             if (rs_box_intersect(&shard->box, &old[i].box, &common))
                 lacking -= rs_box_volume(&common);
-        bytes += lacking * (int64_t)rs_dtype_size(rs_space_role(space, shard->role)->dtype);
+        bytes +=
+            lacking * (int64_t)rs_dtype_size(rs_space_dtype(space, shard->tensor, shard->role));
     }
     return bytes;
 }

@@ -84,9 +84,9 @@ void rs_reads_settle(rs_plan *plan, rs_read_list *reads)
         end = begin;
         while (end < reads->count && reads->items[end].line == reads->items[begin].line)
             end++;
-        int role = plan->copies[reads->items[begin].copy].role;
+        const rs_copy *copy = &plan->copies[reads->items[begin].copy];
         settle_line(reads->items + begin, end - begin,
-            (int64_t)rs_dtype_size(rs_space_role(space, role)->dtype), plan->freed);
+            (int64_t)rs_dtype_size(rs_space_dtype(space, copy->tensor, copy->role)), plan->freed);
     }
 }
 

@@ -97,7 +97,7 @@ static rs_status add_copies(builder *b, const item *what, const rs_box *box, int
             .target = what->target,
             .reach = what->reach,
             .box = *box,
-            .bytes = volume * (int64_t)rs_dtype_size(rs_space_role(space, role)->dtype)};
+            .bytes = volume * (int64_t)rs_dtype_size(rs_space_dtype(space, what->tensor, role))};
     }
     return RS_OK;
 }
@@ -148,7 +148,9 @@ static rs_status add_range(
     builder *b, const item *what, const rs_piece *piece, int64_t begin, int64_t end)
 {
     const rs_box *boxes = rs_piece_boxes(&b->pieces, piece);
-    int64_t most = rs_max64(b->chunk_bytes / what->group->largest_element, 1);
+    int64_t largest;
+    rs_role_group_bytes(rs_placement_space(b->plan->from), what->group, what->tensor, &largest);
+    int64_t most = rs_max64(b->chunk_bytes / largest, 1);
     int64_t base = 0;
     for (size_t i = 0; i < piece->box_count && base < end; i++) {
         int64_t volume = rs_box_volume(&boxes[i]);

@@ -218,8 +218,9 @@ rs_status rs_state_bytes_of(const rs_placement *placement, int role, rs_state_by
         RS_TRY_GOTO(rs_placement_shards(placement, h, role, &shards), done);
         int64_t bytes = 0;
         for (size_t i = 0; i < shards.count; i++) {
-            const rs_role *of = rs_space_role(space, shards.items[i].role);
-            bytes += rs_box_volume(&shards.items[i].box) * (int64_t)rs_dtype_size(of->dtype);
+            const rs_shard *shard = &shards.items[i];
+            bytes += rs_box_volume(&shard->box) *
+                     (int64_t)rs_dtype_size(rs_space_dtype(space, shard->tensor, shard->role));
         }
         if (h == 0 || bytes > found.max) {
             found.max = bytes;

@@ -3,8 +3,8 @@
  *
  * Names are looked up through a sorted index that is kept up to date by every addition, so that a
  * space of 100,000 tensors (one per name, for models of unknown structure) still answers in
- * microseconds. Sizes are proved at addition: the bytes of all roles of all tensors fit int64_t, so
- * later arithmetic on volumes needs no checks.
+ * microseconds. Sizes are proved at addition: the bytes of all roles of all tensors fit int64_t,
+ * whatever their element types, so later arithmetic on volumes needs no checks.
  */
 #include "reshard/space.h"
 
@@ -19,15 +19,23 @@
 /* No role has larger elements, so a tensor may have this many bytes per role. */
 #define LARGEST_ELEMENT 8
 
+/* What a tensor was told for each role: 1 + its element type, or 0, the role's. */
+typedef struct own_dtypes {
+    unsigned char of_role[RS_MAX_ROLES];
+} own_dtypes;
+
 struct rs_space {
     rs_tensor *tensors;
     size_t tensor_count;
     size_t tensor_capacity;
     int *by_name; /* tensor numbers sorted by name */
     size_t by_name_capacity;
+    own_dtypes *own; /* of each tensor */
+    size_t own_capacity;
     rs_role roles[RS_MAX_ROLES];
     int role_count;
     int64_t elements;
+    int64_t layers;
 };
 
 rs_status rs_space_create(rs_space **out)
@@ -49,6 +57,7 @@ void rs_space_destroy(rs_space *space)
         free((char *)space->roles[r].name);
     free(space->tensors);
     free(space->by_name);
+    free(space->own);
     free(space);
 }
 
@@ -152,6 +161,8 @@ rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id)
         space->tensor_count + 1, sizeof *space->tensors));
     RS_TRY(rs_array_reserve((void **)&space->by_name, &space->by_name_capacity,
         space->tensor_count + 1, sizeof *space->by_name));
+    RS_TRY(rs_array_reserve(
+        (void **)&space->own, &space->own_capacity, space->tensor_count + 1, sizeof *space->own));
     rs_tensor copy = *tensor;
     copy.name = rs_strdup(tensor->name);
     if (copy.name == NULL)
@@ -160,11 +171,33 @@ rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id)
         (space->tensor_count - position) * sizeof *space->by_name);
     space->by_name[position] = (int)space->tensor_count;
     space->tensors[space->tensor_count] = copy;
+    space->own[space->tensor_count] = (own_dtypes){{0}};
     if (id != NULL)
         *id = (int)space->tensor_count;
     space->tensor_count++;
     space->elements = elements;
+    if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER)
+        space->layers = rs_max64(space->layers, tensor->shape[0]);
     return RS_OK;
+}
+
+rs_status rs_space_set_dtype(rs_space *space, int tensor, int role, rs_dtype dtype)
+{
+    if (tensor < 0 || (size_t)tensor >= space->tensor_count)
+        return rs_error_set(RS_ERR_ARGUMENT, "the space has no tensor %d", tensor);
+    if (role < 0 || role >= space->role_count)
+        return rs_error_set(RS_ERR_ARGUMENT, "the space has no role %d", role);
+    if (dtype != RS_DTYPE_NONE && rs_dtype_size(dtype) == 0)
+        return rs_error_set(RS_ERR_ARGUMENT, "tensor %s, role %s: %d is no element type",
+            space->tensors[tensor].name, space->roles[role].name, (int)dtype);
+    space->own[tensor].of_role[role] = (unsigned char)(dtype + 1);
+    return RS_OK;
+}
+
+rs_dtype rs_space_dtype(const rs_space *space, int tensor, int role)
+{
+    unsigned char own = space->own[tensor].of_role[role];
+    return own == 0 ? space->roles[role].dtype : (rs_dtype)(own - 1);
 }
 
 int rs_space_tensor_count(const rs_space *space)
@@ -204,13 +237,7 @@ int rs_space_find_role(const rs_space *space, const char *name)
 
 int64_t rs_space_layer_count(const rs_space *space)
 {
-    int64_t layers = 0;
-    for (size_t i = 0; i < space->tensor_count; i++) {
-        const rs_tensor *tensor = &space->tensors[i];
-        if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER)
-            layers = rs_max64(layers, tensor->shape[0]);
-    }
-    return layers;
+    return space->layers;
 }
 
 int64_t rs_space_elements(const rs_space *space)
@@ -220,9 +247,14 @@ int64_t rs_space_elements(const rs_space *space)
 
 int64_t rs_space_bytes(const rs_space *space, int role)
 {
-    int64_t size = 0;
-    for (int r = 0; r < space->role_count; r++)
-        if (role < 0 || role == r)
-            size += (int64_t)rs_dtype_size(space->roles[r].dtype);
-    return space->elements * size;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < space->tensor_count; i++) {
+        rs_box whole = rs_box_whole(space->tensors[i].ndim, space->tensors[i].shape);
+        int64_t size = 0;
+        for (int r = 0; r < space->role_count; r++)
+            if (role < 0 || role == r)
+                size += (int64_t)rs_dtype_size(rs_space_dtype(space, (int)i, r));
+        bytes += rs_box_is_empty(&whole) ? 0 : rs_box_volume(&whole) * size;
+    }
+    return bytes;
 }

@@ -189,6 +189,17 @@ static bool make_model_space(rs_space *space)
     return true;
 }
 
+/* Gives some tensors a type of their own in a role, or takes the role from them. */
+static bool make_exceptions(rs_space *space)
+{
+    for (int t = 0; t < rs_space_tensor_count(space); t++)
+        for (int r = 0; r < rs_space_role_count(space); r++)
+            if (chance(15))
+                NEED(
+                    rs_space_set_dtype(space, t, r, chance(50) ? RS_DTYPE_NONE : dtypes[below(4)]));
+    return true;
+}
+
 /* ---- placements ---- */
 
 static bool make_layout(const rs_space *space, rs_placement **out)
@@ -241,6 +252,7 @@ static void fill_tensor(
 {
     const rs_tensor *tensor = rs_space_tensor(space, t);
     rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
+    bool absent = rs_space_dtype(space, t, r) == RS_DTYPE_NONE;
     if (rs_box_is_empty(&whole))
         return;
     for (int cut = 0; cut < cuts && cut < holders; cut++) {
@@ -253,7 +265,7 @@ static void fill_tensor(
             int sure = cut == 0 && !hole ? below(members) : -1;
             for (int m = 0; m < members; m++) {
                 bool has = m == sure || (!hole && chance(density));
-                if (!has || set->count == MAX_SHARDS)
+                if (!has || absent || set->count == MAX_SHARDS)
                     continue;
                 set->holder[set->count] = m * cuts + cut;
                 set->shards[set->count++] = (rs_shard){.tensor = t, .role = r, .box = boxes[b]};
@@ -318,7 +330,7 @@ static bool finish_set(const rs_space *space, int holders, shard_set *set, rs_pl
             if (set->holder[i] != h)
                 continue;
             rs_shard shard = set->shards[i];
-            shard.dtype = rs_space_role(space, shard.role)->dtype;
+            shard.dtype = rs_space_dtype(space, shard.tensor, shard.role);
             shard.segment = h % 2 == 0 ? shard.role * 16 + shard.tensor : shard.role;
             shard.offset = used[shard.segment];
             int64_t step = (int64_t)rs_dtype_size(shard.dtype);
@@ -345,6 +357,8 @@ static bool make_trial(trial *t)
         return false;
     bool model = chance(50);
     if (!(model ? make_model_space(t->space) : make_free_space(t->space)))
+        return false;
+    if (chance(40) && !make_exceptions(t->space))
         return false;
     bool lists[2] = {!model || chance(20), !model || chance(20)};
     int holders[2] = {1 + below(WORLD), 1 + below(WORLD)};
@@ -480,7 +494,7 @@ static bool count_plan(const trial *t, const rs_plan *plan, uint64_t *const *hel
                 CHECK(written[at] == (now[at] != 0 && !stays));
                 CHECK(!stays || held[rank][at] == now[at]);
                 if (now[at] != 0 && held[rank][at] == 0)
-                    *minimum += (int64_t)rs_dtype_size(rs_space_role(t->space, r)->dtype);
+                    *minimum += (int64_t)rs_dtype_size(rs_space_dtype(t->space, k, r));
             }
         }
     return true;
@@ -558,7 +572,8 @@ static bool find_rounding(const trial *t, int rank, int64_t *bytes)
     *bytes = 0;
     for (size_t i = 0; i < count; i++)
         if (copies[i].source == rank && copies[i].reach == RS_REACH_REMOTE)
-            *bytes += (int64_t)rs_dtype_size(rs_space_role(t->space, copies[i].role)->dtype);
+            *bytes +=
+                (int64_t)rs_dtype_size(rs_space_dtype(t->space, copies[i].tensor, copies[i].role));
     rs_plan_destroy(plan);
     return true;
 }

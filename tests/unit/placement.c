@@ -331,6 +331,10 @@ static void test_refusals(void **state)
     bad[0] = good;
     bad[0].stride[0] = INT64_MAX;
     refuse(space, bad, 1, RS_ERR_OVERFLOW, "fit 64 bits");
+    bad[0] = good;
+    assert_int_equal(rs_space_set_dtype(space, 2, 1, RS_DTYPE_NONE), RS_OK);
+    refuse(space, bad, 1, RS_ERR_ARGUMENT, "tensor matrix has no role master");
+    assert_int_equal(rs_space_set_dtype(space, 2, 1, RS_DTYPE_F32), RS_OK);
     rs_placement *placement = NULL;
     assert_int_equal(
         rs_placement_create_list(space, 1, &good, (size_t[]){1, 0}, &placement), RS_ERR_ARGUMENT);

@@ -68,6 +68,47 @@ static void test_answers(void **state)
     rs_space_destroy(NULL);
 }
 
+/* Types of single tensors: they count in the bytes, in any order of additions. */
+static void test_own_dtypes(void **state)
+{
+    (void)state;
+    rs_space *space = empty_space();
+    rs_role roles[] = {{"param", RS_DTYPE_BF16, RS_ROLE_MODEL},
+        {"master", RS_DTYPE_F32, RS_ROLE_OPTIMIZER}, {"count", RS_DTYPE_I64, RS_ROLE_MODEL}};
+    rs_tensor weight = {.name = "weight", .ndim = 2, .shape = {3, 5}};
+    rs_tensor bias = {.name = "bias", .ndim = 1, .shape = {7}};
+    rs_tensor empty = {.name = "empty", .ndim = 2, .shape = {INT64_MAX, 0}};
+    assert_int_equal(rs_space_add_role(space, &roles[0], NULL), RS_OK);
+    assert_int_equal(rs_space_add_tensor(space, &weight, NULL), RS_OK);
+    assert_int_equal(rs_space_add_tensor(space, &bias, NULL), RS_OK);
+    assert_int_equal(rs_space_add_tensor(space, &empty, NULL), RS_OK);
+    assert_int_equal(rs_space_set_dtype(space, 1, 0, RS_DTYPE_F32), RS_OK);
+    assert_int_equal(rs_space_add_role(space, &roles[1], NULL), RS_OK);
+    assert_int_equal(rs_space_add_role(space, &roles[2], NULL), RS_OK);
+    assert_int_equal(rs_space_set_dtype(space, 1, 1, RS_DTYPE_NONE), RS_OK);
+    assert_int_equal(rs_space_set_dtype(space, 0, 2, RS_DTYPE_NONE), RS_OK);
+    assert_int_equal(rs_space_dtype(space, 0, 0), RS_DTYPE_BF16);
+    assert_int_equal(rs_space_dtype(space, 1, 0), RS_DTYPE_F32);
+    assert_int_equal(rs_space_dtype(space, 0, 1), RS_DTYPE_F32);
+    assert_int_equal(rs_space_dtype(space, 1, 1), RS_DTYPE_NONE);
+    assert_int_equal(rs_space_dtype(space, 1, 2), RS_DTYPE_I64);
+    assert_int_equal(rs_space_elements(space), 15 + 7);
+    assert_int_equal(rs_space_bytes(space, 0), 15 * 2 + 7 * 4);
+    assert_int_equal(rs_space_bytes(space, 1), 15 * 4);
+    assert_int_equal(rs_space_bytes(space, 2), 7 * 8);
+    assert_int_equal(rs_space_bytes(space, -1), 15 * 2 + 7 * 4 + 15 * 4 + 7 * 8);
+    /* Back to what the role says. */
+    assert_int_equal(rs_space_set_dtype(space, 1, 1, RS_DTYPE_F32), RS_OK);
+    assert_int_equal(rs_space_bytes(space, 1), 22 * 4);
+    assert_int_equal(rs_space_set_dtype(space, 3, 0, RS_DTYPE_F32), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_space_set_dtype(space, -1, 0, RS_DTYPE_F32), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_space_set_dtype(space, 0, 3, RS_DTYPE_F32), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_space_set_dtype(space, 0, -1, RS_DTYPE_F32), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_space_set_dtype(space, 0, 0, (rs_dtype)99), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "weight, role param: 99"));
+    rs_space_destroy(space);
+}
+
 static void refuse(rs_space *space, const rs_tensor *tensor, rs_status wanted, const char *word)
 {
     int before = rs_space_tensor_count(space);
@@ -196,6 +237,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_own_dtypes),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_role_refusals),
         cmocka_unit_test(test_many_names),

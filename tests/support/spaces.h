@@ -1,0 +1,138 @@
+/* Random spaces and layouts for tests, small enough to be counted element by element. */
+#ifndef RS_TESTS_SPACES_H
+#define RS_TESTS_SPACES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reshard/layout.h"
+#include "reshard/space.h"
+#include "support/random.h"
+
+#define RANDOM_ROLES 4
+
+/* What these functions are told to succeed with. */
+static inline void random_must(rs_status status)
+{
+    if (status != RS_OK)
+        abort();
+}
+
+static inline void random_add(rs_space *space, const char *name, rs_stage_rule stage, int ndim,
+    const int64_t *shape, const rs_axis *axis, int64_t unit, int64_t kv_group)
+{
+    rs_tensor tensor = {.name = name, .ndim = ndim, .stage = stage, .kv_group = kv_group};
+    for (int d = 0; d < ndim; d++) {
+        tensor.shape[d] = shape[d];
+        tensor.axis[d] = axis[d];
+        tensor.unit[d] = axis[d] == RS_AXIS_Q_HEAD || axis[d] == RS_AXIS_KV_HEAD ? unit : 0;
+    }
+    random_must(rs_space_add_tensor(space, &tensor, NULL));
+}
+
+#define RANDOM_ADD(name, stage, ndim, shape, axis, unit, group)                                    \
+    random_add(space, name, stage, ndim, (const int64_t[RS_MAX_DIMS]){RANDOM_LIST shape},          \
+        (const rs_axis[RS_MAX_DIMS]){RANDOM_LIST axis}, unit, group)
+#define RANDOM_LIST(...) __VA_ARGS__
+
+/* Roles param, master, grad, exp_avg; each of another size than the one before. */
+static inline void random_add_roles(rs_space *space)
+{
+    const rs_role roles[RANDOM_ROLES] = {{"param", RS_DTYPE_BF16, RS_ROLE_MODEL},
+        {"master", RS_DTYPE_F32, RS_ROLE_OPTIMIZER}, {"grad", RS_DTYPE_F32, RS_ROLE_GRADIENT},
+        {"exp_avg", RS_DTYPE_F64, RS_ROLE_OPTIMIZER}};
+    for (int r = 0; r < RANDOM_ROLES; r++)
+        random_must(rs_space_add_role(space, &roles[r], NULL));
+}
+
+/* Lets some tensors have other types, or no such role at all. */
+static inline void random_dtypes(uint64_t *random, rs_space *space)
+{
+    static const rs_dtype types[] = {RS_DTYPE_F32, RS_DTYPE_F64, RS_DTYPE_U8, RS_DTYPE_NONE};
+    for (int i = 0; i < rs_space_tensor_count(space); i++) {
+        /* Frozen: nothing but its value. */
+        if (random_in(random, 0, 7) == 0)
+            for (int r = 1; r < rs_space_role_count(space); r++)
+                random_must(rs_space_set_dtype(space, i, r, RS_DTYPE_NONE));
+        if (random_in(random, 0, 5) == 0)
+            random_must(
+                rs_space_set_dtype(space, i, random_in(random, 0, rs_space_role_count(space) - 1),
+                    types[random_in(random, 0, 3)]));
+    }
+}
+
+/* Something like a model, in which nothing has to divide anything; half of them with exceptions. */
+static inline rs_space *random_space(uint64_t *random)
+{
+    static const int heads_of[][2] = {
+        {12, 4}, {28, 4}, {32, 8}, {3, 1}, {5, 5}, {7, 1}, {8, 2}, {1, 1}};
+    rs_space *space;
+    random_must(rs_space_create(&space));
+    random_add_roles(space);
+    const int *pair = heads_of[random_in(random, 0, 7)];
+    int64_t q = pair[0];
+    int64_t kv = pair[1];
+    int64_t unit = random_in(random, 1, 3);
+    int64_t hidden = random_in(random, 1, 5);
+    int64_t ffn = random_in(random, 1, 13);
+    int64_t vocab = random_in(random, 1, 19);
+    int64_t layers = random_in(random, 0, 5);
+    bool tied = random_in(random, 0, 1);
+    RANDOM_ADD("embed", tied ? RS_STAGE_FIRST_AND_LAST : RS_STAGE_FIRST, 2, (vocab, hidden),
+        (RS_AXIS_VOCAB, RS_AXIS_WHOLE), 0, 0);
+    if (random_in(random, 0, 2) == 0)
+        RANDOM_ADD("scale", RS_STAGE_BY_LAYER, 0, (0), (RS_AXIS_WHOLE), 0, 0);
+    if (layers > 0) {
+        RANDOM_ADD(
+            "l.norm", RS_STAGE_BY_LAYER, 2, (layers, hidden), (RS_AXIS_LAYER, RS_AXIS_WHOLE), 0, 0);
+        RANDOM_ADD("l.q", RS_STAGE_BY_LAYER, 3, (layers, q * unit, hidden),
+            (RS_AXIS_LAYER, RS_AXIS_Q_HEAD, RS_AXIS_WHOLE), unit, 0);
+        RANDOM_ADD("l.k", RS_STAGE_BY_LAYER, 3, (layers, kv * unit, hidden),
+            (RS_AXIS_LAYER, RS_AXIS_KV_HEAD, RS_AXIS_WHOLE), unit, q / kv);
+        RANDOM_ADD("l.v.bias", RS_STAGE_BY_LAYER, 2, (layers, kv * unit),
+            (RS_AXIS_LAYER, RS_AXIS_KV_HEAD), unit, q / kv);
+        RANDOM_ADD("l.o", RS_STAGE_BY_LAYER, 3, (layers, hidden, q * unit),
+            (RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_Q_HEAD), unit, 0);
+        if (random_in(random, 0, 1))
+            RANDOM_ADD("l.some", RS_STAGE_BY_LAYER, 2, (random_in(random, 0, (int)layers), 3),
+                (RS_AXIS_LAYER, RS_AXIS_WHOLE), 0, 0);
+        RANDOM_ADD("l.down", RS_STAGE_BY_LAYER, 4, (layers, 2, ffn, hidden),
+            (RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_FFN, RS_AXIS_WHOLE), 0, 0);
+        RANDOM_ADD("l.temperature", RS_STAGE_BY_LAYER, 1, (layers), (RS_AXIS_LAYER), 0, 0);
+    }
+    if (random_in(random, 0, 2) == 0)
+        RANDOM_ADD("nothing", RS_STAGE_LAST, 2, (0, 4), (RS_AXIS_WHOLE, RS_AXIS_WHOLE), 0, 0);
+    if (random_in(random, 0, 2) == 0)
+        RANDOM_ADD("everywhere", RS_STAGE_BY_LAYER, 2, (3, 5), (RS_AXIS_WHOLE, RS_AXIS_FFN), 0, 0);
+    RANDOM_ADD("norm", RS_STAGE_LAST, 1, (hidden), (RS_AXIS_WHOLE), 0, 0);
+    if (!tied)
+        RANDOM_ADD("head", RS_STAGE_LAST, 2, (vocab, hidden), (RS_AXIS_VOCAB, RS_AXIS_WHOLE), 0, 0);
+    if (random_in(random, 0, 1))
+        random_dtypes(random, space);
+    return space;
+}
+
+/* A layout of 1 to `most` ranks. */
+static inline rs_layout random_layout(uint64_t *random, int most)
+{
+    static const rs_mesh_axis orders[6][RS_MESH_AXES] = {{RS_MESH_TP, RS_MESH_DP, RS_MESH_PP},
+        {RS_MESH_TP, RS_MESH_PP, RS_MESH_DP}, {RS_MESH_DP, RS_MESH_TP, RS_MESH_PP},
+        {RS_MESH_DP, RS_MESH_PP, RS_MESH_TP}, {RS_MESH_PP, RS_MESH_TP, RS_MESH_DP},
+        {RS_MESH_PP, RS_MESH_DP, RS_MESH_TP}};
+    int world = random_in(random, 1, most);
+    int parts[3] = {1, 1, 1};
+    /* Deal the world's prime factors over the axes. */
+    for (int factor = 2; world > 1; factor++)
+        while (world % factor == 0) {
+            parts[random_in(random, 0, 2)] *= factor;
+            world /= factor;
+        }
+    rs_layout layout = {
+        .tp = parts[0], .pp = parts[1], .dp = parts[2], .zero = random_in(random, 0, 3)};
+    memcpy(layout.order, orders[random_in(random, 0, 5)], sizeof layout.order);
+    return layout;
+}
+
+#endif
