@@ -153,7 +153,8 @@ static rs_status check_numbers(const rs_train_options *options)
             return rs_error_set(RS_ERR_ARGUMENT, "%s %lld: must be %lld to %lld", rows[i].name,
                 (long long)rows[i].value, (long long)rows[i].least, (long long)rows[i].most);
     if (!(options->lr > 0 && options->lr < 1e6))
-        return rs_error_set(RS_ERR_ARGUMENT, "learning rate %g: must be above 0", options->lr);
+        return rs_error_set(
+            RS_ERR_ARGUMENT, "learning rate %g: must be above 0, and below 1e6", options->lr);
     if (options->dtype != RS_DTYPE_F32 && options->dtype != RS_DTYPE_BF16)
         return rs_error_set(
             RS_ERR_ARGUMENT, "dtype %s: must be fp32 or bf16", rs_dtype_name(options->dtype));
