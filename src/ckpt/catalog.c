@@ -87,12 +87,15 @@ static rs_status key_of(rs_catalog *catalog, const char *name, const char *role,
 
 int rs_catalog_find(const rs_catalog *catalog, const char *name, const char *role)
 {
-    size_t bytes = strlen(role) + strlen(name) + 2;
+    size_t role_bytes = strlen(role), name_bytes = strlen(name);
     char small[256];
+    size_t bytes = role_bytes + name_bytes + 2;
     char *key = bytes <= sizeof small ? small : rs_calloc(bytes, 1);
     if (key == NULL)
         return -1;
-    snprintf(key, bytes, "%s\n%s", role, name);
+    memcpy(key, role, role_bytes);
+    key[role_bytes] = '\n';
+    memcpy(key + role_bytes + 1, name, name_bytes + 1);
     int found = rs_names_find(&catalog->names, key);
     if (key != small)
         free(key);

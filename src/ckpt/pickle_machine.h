@@ -29,7 +29,10 @@ typedef struct rs_machine {
 } rs_machine;
 
 #define RS_PM_FAIL(m, ...)                                                                         \
-    return rs_files_malformed((m)->in.files, (m)->in.file, (m)->at, __VA_ARGS__)
+    do {                                                                                           \
+        (void)rs_files_malformed((m)->in.files, (m)->in.file, (m)->at, __VA_ARGS__);               \
+        return RS_ERR_MALFORMED;                                                                   \
+    } while (0)
 
 /* The stack: nothing below the open mark can be reached. */
 size_t rs_pm_floor(const rs_machine *m);

@@ -55,7 +55,11 @@ typedef struct scanner {
 } scanner;
 
 #define FAIL(s, ...)                                                                               \
-    return rs_files_malformed((s)->catalog->files, (s)->file, (int64_t)(8 + (s)->at), __VA_ARGS__)
+    do {                                                                                           \
+        (void)rs_files_malformed(                                                                  \
+            (s)->catalog->files, (s)->file, (int64_t)(8 + (s)->at), __VA_ARGS__);                  \
+        return RS_ERR_MALFORMED;                                                                   \
+    } while (0)
 
 static void skip_blank(scanner *s)
 {

@@ -158,7 +158,10 @@ rs_status rs_torch_sizes(const rs_value *value, int *ndim, int64_t *sizes)
 }
 
 #define FAIL(torch, r, ...)                                                                        \
-    return rs_files_malformed((torch)->files, (torch)->file, (r)->at, __VA_ARGS__)
+    do {                                                                                           \
+        (void)rs_files_malformed((torch)->files, (torch)->file, (r)->at, __VA_ARGS__);             \
+        return RS_ERR_MALFORMED;                                                                   \
+    } while (0)
 
 static rs_status read_sizes(const rs_torch *torch, const rebuild *r, uint32_t at, const char *what,
     int *ndim, int64_t *sizes)

@@ -60,7 +60,11 @@ typedef struct directory {
     uint64_t count;
 } directory;
 
-#define FAIL(d, offset, ...) return rs_files_malformed((d)->files, (d)->file, offset, __VA_ARGS__)
+#define FAIL(d, offset, ...)                                                                       \
+    do {                                                                                           \
+        (void)rs_files_malformed((d)->files, (d)->file, offset, __VA_ARGS__);                      \
+        return RS_ERR_MALFORMED;                                                                   \
+    } while (0)
 
 /* The end record: the last place where one fits. */
 static rs_status find_end(directory *d, rs_zip *zip, int64_t *end_at, unsigned char *record)
