@@ -24,12 +24,14 @@ typedef struct rs_move {
     const rs_memory *now; /* and after, adopted ones included */
     rs_move_peer peer;    /* for copies of reach RS_REACH_NODE; may be NULL if there are none */
     void *peer_context;
-    int64_t window;      /* bytes in flight and staging budget; 0: RS_MOVE_WINDOW */
-    rs_sums *after;      /* filled for what was copied; may be NULL */
-    rs_arena *tight;     /* the old arena, to be punched as the order allows; NULL: safe mode */
-    rs_arena *tight_now; /* tight mode: the new arena (rs_arena_create_sparse): a copy's room is
-                            reserved just before it is written, and progress is marked there.
-                            A rank with no old or no new segments has NULL for that one. */
+    int64_t window; /* bytes in flight and staging budget; 0: RS_MOVE_WINDOW */
+    rs_sums *after; /* filled for what was copied; may be NULL */
+    /* Tight mode, if not NULL: the old arena, whose pages are given back as the order allows, and
+     * the new one (rs_arena_create_sparse), in which a copy's room is reserved just before it is
+     * written and progress is marked. If any rank gives them, then every rank: one that held
+     * nothing has tight NULL, one that gets nothing has an empty tight_now. */
+    rs_arena *tight;
+    rs_arena *tight_now;
     void (*progress)(void *context, int64_t done, int64_t total); /* bytes; may be NULL */
     void *progress_context;
 } rs_move;

@@ -5,7 +5,7 @@
 #include "cli/commands.h"
 #include "reshard/version.h"
 
-static const cli_command *const commands[] = {&cmd_plan, &cmd_layout, &cmd_inspect};
+static const cli_command *const commands[] = {&cmd_plan, &cmd_layout};
 
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

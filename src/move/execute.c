@@ -150,24 +150,26 @@ rs_status rs_copy_wrong(const rs_space *space, const rs_copy *copy)
         rs_space_role(space, copy->role)->name, copy->source, copy->target);
 }
 
-rs_status rs_copy_execute_checked(const rs_space *space, const rs_copy *copy, const rs_end *to,
-    const rs_end *from, const rs_sum *wanted, rs_cells *cells)
+rs_status rs_copy_attempt(const rs_space *space, const rs_copy *copy, const rs_end *to,
+    const rs_end *from, const rs_sum *wanted, rs_cells *cells, bool *right)
 {
-    rs_sum own;
-    for (int attempt = 0; attempt < 2; attempt++) {
-        if (rs_fault_hit(RS_FAULT_COPY))
-            return rs_error_set(RS_ERR_IO, "a copy from rank %d to rank %d was made to fail",
-                copy->source, copy->target);
-        copy_plainly(space, copy, to, from, rs_fault_hit(RS_FAULT_CORRUPT));
-        if (wanted == NULL) {
-            own = rs_end_sum(space, copy, from);
-            wanted = &own;
-        }
-        rs_sum sum = rs_end_sum(space, copy, to);
-        if (sum.lane[0] == wanted->lane[0] && sum.lane[1] == wanted->lane[1]) {
-            rs_copy_sum_target(space, copy, to, cells);
-            return RS_OK;
-        }
-    }
-    return rs_copy_wrong(space, copy);
+    if (rs_fault_hit(RS_FAULT_COPY))
+        return rs_error_set(RS_ERR_IO, "a copy from rank %d to rank %d was made to fail",
+            copy->source, copy->target);
+    copy_plainly(space, copy, to, from, rs_fault_hit(RS_FAULT_CORRUPT));
+    rs_sum sum = rs_end_sum(space, copy, to);
+    *right = sum.lane[0] == wanted->lane[0] && sum.lane[1] == wanted->lane[1];
+    if (*right)
+        rs_copy_sum_target(space, copy, to, cells);
+    return RS_OK;
+}
+
+rs_status rs_copy_execute_checked(const rs_space *space, const rs_copy *copy, const rs_end *to,
+    const rs_end *from, rs_cells *cells)
+{
+    rs_sum wanted = rs_end_sum(space, copy, from);
+    bool right = false;
+    for (int attempt = 0; attempt < 2 && !right; attempt++)
+        RS_TRY(rs_copy_attempt(space, copy, to, from, &wanted, cells, &right));
+    return right ? RS_OK : rs_copy_wrong(space, copy);
 }

@@ -40,12 +40,14 @@ rs_status rs_copy_execute(const rs_space *space, const rs_copy *copy, const rs_e
 void rs_copy_sum_target(
     const rs_space *space, const rs_copy *copy, const rs_end *to, rs_cells *cells);
 
-/*
- * Copies the box and checks it: the target's sum must be `*wanted` (NULL: the source's own); a
- * wrong one is copied once more, then RS_ERR_CERTIFICATE. Cells are only filled when it is right.
+/* Copies the box, and says whether the target's sum is `*wanted`; only then the cells are filled.
  */
+rs_status rs_copy_attempt(const rs_space *space, const rs_copy *copy, const rs_end *to,
+    const rs_end *from, const rs_sum *wanted, rs_cells *cells, bool *right) RS_MUST_CHECK;
+
+/* The same with the source's own sum; a wrong copy is made once more, then RS_ERR_CERTIFICATE. */
 rs_status rs_copy_execute_checked(const rs_space *space, const rs_copy *copy, const rs_end *to,
-    const rs_end *from, const rs_sum *wanted, rs_cells *cells) RS_MUST_CHECK;
+    const rs_end *from, rs_cells *cells) RS_MUST_CHECK;
 
 /* RS_ERR_CERTIFICATE, naming the copy. */
 rs_status rs_copy_wrong(const rs_space *space, const rs_copy *copy);

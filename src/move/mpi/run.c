@@ -1,0 +1,117 @@
+/*
+ * Moves and certificates inside an MPI job.
+ *
+ * A move is three phases, each with one outcome for all: agree on the mode; check and allocate,
+ * without which nothing is sent; move. Within the last phase a rank that fails does its part for
+ * the others (engine.h), so that all come to its end.
+ *
+ * The certificate is a sum of 64-bit words, exact in any order, so a plain reduction gives every
+ * rank the same bits, and comparing them the same status.
+ */
+#include "reshard/move_mpi.h"
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "move/engine.h"
+#include "move/mpi/mpi.h"
+
+#define REDUCE_WORDS (1 << 20)
+
+/* Local: what can be said of the arguments alone. */
+static rs_status check_arguments(const rs_move *move)
+{
+    int size = 0;
+    int rank = 0;
+    RS_TRY(rs_mpi_check(MPI_Comm_size(move->comm, &size), "asking for the size"));
+    RS_TRY(rs_mpi_check(MPI_Comm_rank(move->comm, &rank), "asking for the rank"));
+    int holders = rs_placement_holders(move->from);
+    if (rs_placement_holders(move->to) > holders)
+        holders = rs_placement_holders(move->to);
+    if (size < holders)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "the communicator has %d ranks, the larger placement %d", size, holders);
+    if (rs_plan_rank(move->plan) != rank)
+        return rs_error_set(RS_ERR_ARGUMENT, "rank %d was given the plan of rank %d", rank,
+            rs_plan_rank(move->plan));
+    if (move->window < 0)
+        return rs_error_set(RS_ERR_ARGUMENT, "window of %lld bytes", (long long)move->window);
+    return RS_OK;
+}
+
+/* Collective: whether any rank asks for tight mode. */
+static rs_status agree_on_mode(const rs_move *move, bool *tight)
+{
+    int mine = move->tight != NULL || move->tight_now != NULL;
+    int any = 0;
+    RS_TRY(rs_mpi_check(
+        MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, move->comm), "agreeing on the mode"));
+    *tight = any != 0;
+    return RS_OK;
+}
+
+static rs_status run(const rs_move *move, rs_move_report *report)
+{
+    bool tight = false;
+    rs_transport transport = {0};
+    rs_engine *engine = NULL;
+    MPI_Comm comm = move->comm;
+    RS_TRY(rs_mpi_agree(comm, check_arguments(move)));
+    RS_TRY(agree_on_mode(move, &tight));
+    rs_engine_task task = {.from = move->from,
+        .to = move->to,
+        .plan = move->plan,
+        .old = move->old,
+        .now = move->now,
+        .peer = move->peer,
+        .peer_context = move->peer_context,
+        .window = move->window > 0 ? move->window : RS_MOVE_WINDOW,
+        .after = move->after,
+        .tight = tight,
+        .tight_old = move->tight,
+        .tight_now = move->tight_now,
+        .progress = move->progress,
+        .progress_context = move->progress_context,
+        .transport = &transport};
+    rs_status status = rs_mpi_transport_init(comm, &transport);
+    if (status == RS_OK)
+        status = rs_engine_create(&task, &engine);
+    status = rs_mpi_agree(comm, status);
+    if (status == RS_OK)
+        status = rs_mpi_agree(comm, rs_engine_run(engine, report));
+    rs_engine_destroy(engine);
+    rs_mpi_transport_fini(&transport);
+    return status;
+}
+
+rs_status rs_move_run(const rs_move *move, rs_move_report *report)
+{
+    MPI_Errhandler saved;
+    RS_TRY(rs_mpi_enter(move->comm, &saved));
+    rs_status status = run(move, report);
+    rs_mpi_leave(move->comm, saved);
+    return status;
+}
+
+static rs_status reduce(MPI_Comm comm, uint64_t *words, size_t count)
+{
+    for (size_t at = 0; at < count; at += REDUCE_WORDS) {
+        int n = (int)rs_min64((int64_t)(count - at), REDUCE_WORDS);
+        RS_TRY(rs_mpi_check(MPI_Allreduce(MPI_IN_PLACE, words + at, n, MPI_UINT64_T, MPI_SUM, comm),
+            "adding up the certificate"));
+    }
+    return RS_OK;
+}
+
+rs_status rs_move_verify(MPI_Comm comm, const rs_space *space, uint64_t *before, uint64_t *after)
+{
+    MPI_Errhandler saved;
+    size_t count = rs_sums_word_count(space);
+    RS_TRY(rs_mpi_enter(comm, &saved));
+    rs_status status = reduce(comm, before, count);
+    if (status == RS_OK)
+        status = reduce(comm, after, count);
+    rs_mpi_leave(comm, saved);
+    if (status != RS_OK)
+        return status;
+    return rs_sums_compare(space, before, after, -1);
+}
