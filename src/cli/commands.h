@@ -6,5 +6,6 @@
 
 extern const cli_command cmd_plan;
 extern const cli_command cmd_layout;
+extern const cli_command cmd_inspect;
 
 #endif

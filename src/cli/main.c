@@ -5,7 +5,7 @@
 #include "cli/commands.h"
 #include "reshard/version.h"
 
-static const cli_command *const commands[] = {&cmd_plan, &cmd_layout};
+static const cli_command *const commands[] = {&cmd_plan, &cmd_layout, &cmd_inspect};
 
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
