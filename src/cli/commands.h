@@ -4,8 +4,13 @@
 
 #include "cli/options.h"
 
+extern const cli_command cmd_train;
+extern const cli_command cmd_switch;
+extern const cli_command cmd_status;
+extern const cli_command cmd_stop;
 extern const cli_command cmd_plan;
 extern const cli_command cmd_layout;
 extern const cli_command cmd_inspect;
+extern const cli_command cmd_worker;
 
 #endif

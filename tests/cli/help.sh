@@ -7,24 +7,32 @@ expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'usage: reshard COMMAND' --help
 expect 0 'usage: reshard COMMAND' help
 expect 2 'usage: reshard COMMAND'
-for command in plan layout; do
+for command in train switch status stop plan layout; do
     expect 0 "usage: reshard $command" help $command
     expect 0 "usage: reshard $command" $command --help
     expect 0 "^Example" $command -h
     expect 0 "^  reshard $command" help $command
     expect 0 "^  $command " help
 done
-for command in plan layout; do
+for command in train switch status plan layout; do
     expect 0 "^  --json" help $command
 done
 
-refuse 2 "no command 'laoyut'; did you mean 'layout'" laoyut
+refuse 2 "no command 'trian'; did you mean 'train'" trian
 refuse 2 "no command 'zzzzzz'$" zzzzzz
 refuse 2 "reshard plan: no option --modle; did you mean --model" plan --modle x
 refuse 2 "reshard plan: no option --qqqqqqq$" plan --qqqqqqq
 refuse 2 "no option -x; options begin with --" plan -x
 refuse 2 "reshard plan: --model M is missing" plan --from tp=1 --to tp=2
+refuse 2 "reshard switch: DIR is missing" switch
+refuse 2 "reshard switch: LAYOUT is missing" switch somewhere
+refuse 2 "'c' is one word too many" switch a b c
+refuse 2 "--steps: wanted a whole number from 1 on, found 'ten'" train --steps ten
+refuse 2 "--steps: wanted a whole number from 1 on, found '0'" train --steps=0
+refuse 2 "--lr: wanted a number from 0 on, found '1e999'" train --lr 1e999
+refuse 2 "--dtype: wanted one of bf16\|fp32, found 'int4'" train --dtype int4
 refuse 2 "--json takes no value" plan --json=yes
 refuse 2 "--model: wanted M after it, found nothing" plan --model
 refuse 2 "--model: wanted a value, found an empty text" plan --model ''
+refuse 2 "started? by|starts through mpirun" worker --job nowhere
 finish

@@ -1,0 +1,197 @@
+/* `reshard switch`, `reshard status`, `reshard stop`: talking to a job through its directory. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/launch.h"
+#include "cli/status_view.h"
+#include "cli/subject.h"
+#include "train/control.h"
+
+/* ---- switch ---- */
+
+typedef struct switch_args {
+    const char *job, *layout;
+    bool no_wait, json;
+} switch_args;
+
+static const cli_option switch_options[] = {
+    {CLI_ARGUMENT, "DIR", .target = offsetof(switch_args, job), .help = "the job directory"},
+    {CLI_ARGUMENT, "LAYOUT", .target = offsetof(switch_args, layout),
+        .help = "the layout to switch to"},
+    {CLI_FLAG, "no-wait", NULL, "return when the job has accepted the request",
+        .target = offsetof(switch_args, no_wait)},
+    {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
+        .target = offsetof(switch_args, json)},
+    {.kind = CLI_END},
+};
+
+/* What the job says on the way; its last word is printed as the outcome or as the error. */
+static void show_progress(void *context, const char *state, const char *message)
+{
+    static const char *const last[] = {"done", "failed", "refused", "busy"};
+    const switch_args *args = context;
+    for (size_t i = 0; i < sizeof last / sizeof *last; i++) {
+        if (strcmp(state, last[i]) == 0)
+            return;
+    }
+    if (!args->json && !args->no_wait)
+        fprintf(stderr, "%s%s%s\n", state, message[0] != '\0' ? ": " : "", message);
+}
+
+static int run_switch(const cli_command *command, int argc, char **argv)
+{
+    switch_args args;
+    rs_layout layout;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0 || (code = subject_layout(command, NULL, args.layout, &layout)) >= 0)
+        return code;
+    char *text = NULL;
+    rs_status status =
+        rs_control_switch(args.job, args.layout, !args.no_wait, show_progress, &args, &text);
+    json_t *reply = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    rs_train_switched done;
+    if (args.json && reply != NULL)
+        code = cli_print_json(command, json_incref(reply));
+    else if (status == RS_OK && !args.no_wait && console_read_switch(reply, &done))
+        console_print_switched(&done);
+    else if (status == RS_OK && reply != NULL)
+        printf("%s\n", json_string_value(json_object_get(reply, "message")));
+    code = status == RS_OK ? 0 : cli_fail(command, status, NULL);
+    json_decref(reply);
+    free(text);
+    return code;
+}
+
+const cli_command cmd_switch = {
+    .name = "switch",
+    .summary = "switch the layout of a running job",
+    .text = "Asks the job in DIR to switch to LAYOUT. The job prepares the new layout while it\n"
+            "trains, then switches between two steps. Waits for it and prints what it cost. If\n"
+            "the switch cannot be done the job goes on in its old layout, and the exit code is 1.",
+    .example = "  reshard switch /tmp/job pp=2,dp=2,zero=1",
+    .options = switch_options,
+    .run = run_switch,
+};
+
+/* ---- status ---- */
+
+typedef struct status_args {
+    const char *job;
+    bool watch, json;
+} status_args;
+
+static const cli_option status_options[] = {
+    {CLI_ARGUMENT, "DIR", .target = offsetof(status_args, job), .help = "the job directory"},
+    {CLI_FLAG, "watch", NULL, "show it again every second until the job ends",
+        .target = offsetof(status_args, watch)},
+    {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(status_args, json)},
+    {.kind = CLI_END},
+};
+
+static int show_once(const cli_command *command, const status_args *args, bool *running)
+{
+    char *text = NULL;
+    rs_status status = rs_control_status(args->job, &text);
+    if (status != RS_OK)
+        return cli_fail(command, status, NULL);
+    json_t *root = json_loads(text, 0, NULL);
+    free(text);
+    status_add_switches(args->job, root);
+    *running = json_is_true(json_object_get(root, "running"));
+    if (args->json)
+        return cli_print_json(command, root);
+    status_view(args->job, root);
+    json_decref(root);
+    return 0;
+}
+
+static int run_status(const cli_command *command, int argc, char **argv)
+{
+    status_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    bool running = false;
+    code = show_once(command, &args, &running);
+    while (code == 0 && args.watch && running) {
+        fflush(stdout);
+        sleep(1);
+        if (isatty(STDOUT_FILENO))
+            printf("\033[H\033[2J");
+        code = show_once(command, &args, &running);
+    }
+    return code;
+}
+
+const cli_command cmd_status = {
+    .name = "status",
+    .summary = "show what a job is doing",
+    .text =
+        "Shows the job in DIR: whether it runs, its layout and ranks, step, loss, rate, and the\n"
+        "last switches with what they cost.",
+    .example = "  reshard status /tmp/job\n"
+               "  reshard status /tmp/job --json | jq .step",
+    .options = status_options,
+    .run = run_status,
+};
+
+/* ---- stop ---- */
+
+typedef struct stop_args {
+    const char *job;
+    bool no_wait;
+} stop_args;
+
+static const cli_option stop_options[] = {
+    {CLI_ARGUMENT, "DIR", .target = offsetof(stop_args, job), .help = "the job directory"},
+    {CLI_FLAG, "no-wait", NULL, "do not wait until the job has ended",
+        .target = offsetof(stop_args, no_wait)},
+    {.kind = CLI_END},
+};
+
+/* A job whose supervisor was killed may have left its state in memory. */
+static int clear_dead(const cli_command *command, const char *job)
+{
+    rs_train_options o;
+    rs_train_options_init(&o);
+    rs_status status = rs_train_options_load(&o, job);
+    if (status == RS_OK)
+        status = launch_sweep(&o);
+    rs_train_options_fini(&o);
+    if (status != RS_OK)
+        return cli_fail(command, status, NULL);
+    printf("no job runs in %s; nothing of it is left in memory\n", job);
+    return 0;
+}
+
+static int run_stop(const cli_command *command, int argc, char **argv)
+{
+    stop_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    rs_status status = rs_control_stop(args.job, !args.no_wait);
+    if (status == RS_ERR_STALLED)
+        return clear_dead(command, args.job);
+    if (status != RS_OK)
+        return cli_fail(command, status, NULL);
+    printf("%s\n", args.no_wait ? "the job stops after this step" : "the job has stopped");
+    return 0;
+}
+
+const cli_command cmd_stop = {
+    .name = "stop",
+    .summary = "stop a job after its current step",
+    .text = "Asks the job in DIR to stop after its current step, and waits until it has ended.\n"
+            "Where no job runs any more, removes what a killed one left in shared memory.",
+    .example = "  reshard stop /tmp/job",
+    .options = stop_options,
+    .run = run_stop,
+};

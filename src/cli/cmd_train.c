@@ -1,0 +1,276 @@
+/*
+ * `reshard train` and the ranks it starts, `reshard worker`.
+ *
+ * Everything that can be wrong is found before a rank is started: model, layouts, data, sizes, room
+ * in shared memory, whether the job directory is free. Started by mpirun or srun itself, the
+ * command is a rank at once and the job one fixed world.
+ */
+#include <inttypes.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/launch.h"
+#include "cli/room.h"
+#include "train/control.h"
+#include "train/train.h"
+
+typedef struct train_args {
+    const char *model, *data, *layout, *job, *dtype, *transport, *launcher, *arena_dir;
+    int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
+    double lr, grace;
+    cli_list switches;
+    bool tight, json;
+} train_args;
+
+#define AT(member) offsetof(train_args, member)
+
+static const cli_option train_options[] = {
+    {CLI_HEADING, .name = "What to train"},
+    {CLI_TEXT, "model", "M", "preset name, config.json, or a folder that holds one",
+        .target = AT(model), .required = true},
+    {CLI_TEXT, "data", "FILE", "any file; its bytes are the text (vocabulary 256)",
+        .target = AT(data), .required = true},
+    {CLI_INT, "steps", "N", "steps to train", .target = AT(steps), .minimum = 1, .required = true},
+    {CLI_INT, "global-batch", "B", "sequences of a step, whatever the layout", "8",
+        .target = AT(global_batch), .alias = "global-batch-size", .minimum = 1},
+    {CLI_INT, "micro-batch", "b", "sequences of one forward pass", "2", .target = AT(micro_batch),
+        .alias = "micro-batch-size", .minimum = 1},
+    {CLI_INT, "seq", "T", "tokens of a sequence", "256", .target = AT(seq), .minimum = 1},
+    {CLI_CHOICE, "dtype", "D", "type of the parameters (bf16 keeps an fp32 master copy)", "fp32",
+        .target = AT(dtype), .choices = "bf16|fp32"},
+    {CLI_REAL, "lr", "RATE", "peak learning rate", "3e-4", .target = AT(lr)},
+    {CLI_INT, "warmup", "N", "steps until the peak rate", "10", .target = AT(warmup)},
+    {CLI_INT, "seed", "S", "makes the initial weights", "0", .target = AT(seed)},
+
+    {CLI_HEADING, .name = "How it is divided"},
+    {CLI_TEXT, "layout", "L", "layout to begin with, for example tp=2,pp=2,dp=2,zero=1",
+        .target = AT(layout), .required = true},
+    {CLI_LIST, "switch", "STEP:LAYOUT", "switch to LAYOUT after step STEP, while training",
+        .target = AT(switches)},
+    {CLI_INT, "ranks", "N", "ranks to start; default: what the largest layout named needs",
+        .target = AT(ranks), .minimum = 1},
+    {CLI_INT, "ranks-per-node", "N", "treat every N ranks as a node of their own; 0: real hosts",
+        "0", .target = AT(ranks_per_node), .alias = "nproc-per-node"},
+    {CLI_CHOICE, "transport", "T",
+        "how bytes travel: auto: mapped memory inside a node, MPI between nodes", "auto",
+        .target = AT(transport), .choices = "auto|arena|mpi"},
+    {CLI_FLAG, "tight", NULL,
+        "free the old state while the new one fills: less memory, no way back during a switch",
+        .target = AT(tight)},
+
+    {CLI_HEADING, .name = "How it runs"},
+    {CLI_TEXT, "job", "DIR", "the job directory: metrics, status, requests", .target = AT(job),
+        .required = true},
+    {CLI_CHOICE, "launcher", "W", "what starts the ranks", "auto", .target = AT(launcher),
+        .choices = "auto|mpirun|srun"},
+    {CLI_INT, "threads", "N", "threads of a rank", "1", .target = AT(threads), .minimum = 1},
+    {CLI_TEXT, "arena-dir", "DIR", "where the training state lies", "/dev/shm",
+        .target = AT(arena_dir)},
+    {CLI_REAL, "grace", "S", "seconds for the last step after Ctrl-C or SIGTERM", "20",
+        .target = AT(grace)},
+    {CLI_FLAG, "json", NULL, "print one JSON object a line", .target = AT(json)},
+    {.kind = CLI_END},
+};
+
+/* Copies an argument into one of the options' fixed texts. */
+static rs_status take_text(char *to, size_t size, const char *from, const char *option)
+{
+    int n = snprintf(to, size, "%s", from);
+    if (n < 0 || (size_t)n >= size)
+        return rs_error_set(
+            RS_ERR_ARGUMENT, "--%s: wanted at most %zu characters, found %d", option, size - 1, n);
+    return RS_OK;
+}
+
+static rs_status fill_options(const train_args *a, rs_train_options *o)
+{
+    RS_TRY(take_text(o->model, sizeof o->model, a->model, "model"));
+    RS_TRY(take_text(o->data, sizeof o->data, a->data, "data"));
+    RS_TRY(take_text(o->job, sizeof o->job, a->job, "job"));
+    RS_TRY(take_text(o->layout, sizeof o->layout, a->layout, "layout"));
+    if (strcmp(a->arena_dir, "/dev/shm") != 0)
+        RS_TRY(take_text(o->arena_dir, sizeof o->arena_dir, a->arena_dir, "arena-dir"));
+    const struct {
+        const char *name;
+        int64_t value;
+        int *to;
+    } small[] = {{"ranks", a->ranks, &o->ranks},
+        {"ranks-per-node", a->ranks_per_node, &o->ranks_per_node},
+        {"threads", a->threads, &o->threads}};
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+        if (small[i].value > 1 << 20)
+            return rs_error_set(RS_ERR_ARGUMENT, "--%s: wanted at most %d, found %" PRId64,
+                small[i].name, 1 << 20, small[i].value);
+        *small[i].to = (int)small[i].value;
+    }
+    for (int i = 0; i < a->switches.count; i++)
+        RS_TRY(rs_train_options_add_switch(o, a->switches.items[i]));
+    RS_TRY(rs_train_transport_parse(a->transport, &o->transport));
+    o->steps = a->steps;
+    o->global_batch = a->global_batch;
+    o->micro_batch = a->micro_batch < a->global_batch ? a->micro_batch : a->global_batch;
+    o->seq = a->seq;
+    o->dtype = rs_dtype_parse(a->dtype);
+    o->lr = a->lr;
+    o->warmup = a->warmup;
+    o->seed = (uint64_t)a->seed;
+    o->tight = a->tight;
+    return RS_OK;
+}
+
+/* The supervisor: claims the directory, starts the ranks, stays until they are gone. */
+static int supervise(const cli_command *command, const train_args *args, rs_train_options *o)
+{
+    rs_control_lock *lock = NULL;
+    o->supervised = true;
+    rs_status status = room_check(o);
+    if (status == RS_OK)
+        status = rs_control_claim(o->job, &lock);
+    if (status == RS_OK)
+        status = rs_train_options_save(o);
+    int code;
+    if (status == RS_OK) {
+        launch l = {
+            .command = command, .options = o, .launcher = args->launcher, .grace = args->grace};
+        l.console = console_choose(args->json, &l.width);
+        code = launch_run(&l);
+    } else {
+        code = cli_fail(command, status, NULL);
+    }
+    rs_control_release(lock);
+    return code;
+}
+
+/* The ranks' common part, between MPI_Init and MPI_Finalize. */
+static int train_as_rank(rs_train_options *o, const char *mode, int width)
+{
+    console c = {.options = o, .mode = mode, .width = width};
+    rs_train_listener listener = console_listener(&c);
+    rs_train_outcome outcome = RS_TRAIN_FINISHED;
+    rs_status status = rs_train_run(o, &listener, MPI_COMM_WORLD, &outcome);
+    return status != RS_OK ? CLI_FAILURE : 0;
+}
+
+/* Under an outer mpirun or srun: rank 0 speaks for all. */
+static int run_inside(const cli_command *command, const train_args *args, rs_train_options *o)
+{
+    int rank, size, code = -1;
+    MPI_Init(NULL, NULL);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (o->ranks == 0)
+        o->ranks = size;
+    rs_status status = rs_train_options_check(o);
+    if (status == RS_OK && o->ranks != size)
+        status = rs_error_set(RS_ERR_ARGUMENT,
+            "--ranks: wanted %d, as many as the launcher started, found %d", size, o->ranks);
+    if (status != RS_OK)
+        code = rank == 0 ? cli_fail(command, status, NULL) : CLI_USAGE;
+    /* All have read the same files, but perhaps not through the same file system. */
+    int worst = code;
+    MPI_Allreduce(&code, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    /* Launchers may give a rank a terminal where there is none: no bar. */
+    if (worst < 0)
+        worst = train_as_rank(o, args->json ? "json" : "lines", 80);
+    MPI_Finalize();
+    return worst;
+}
+
+static int run_train(const cli_command *command, int argc, char **argv)
+{
+    int own_rank = launch_own_rank();
+    if (own_rank > 0 && freopen("/dev/null", "w", stdout) == NULL)
+        return CLI_FAILURE;
+    train_args args;
+    cli_quiet = own_rank > 0;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    cli_quiet = false;
+    rs_train_options o;
+    rs_train_options_init(&o);
+    rs_status status = fill_options(&args, &o);
+    if (status == RS_OK && own_rank < 0)
+        status = rs_train_options_check(&o);
+    if (status != RS_OK)
+        code = own_rank <= 0 ? cli_fail(command, status, NULL) : CLI_USAGE;
+    else
+        code = own_rank < 0 ? supervise(command, &args, &o) : run_inside(command, &args, &o);
+    rs_train_options_fini(&o);
+    return code;
+}
+
+const cli_command cmd_train = {
+    .name = "train",
+    .summary = "train a model, switching its layout on the way",
+    .text =
+        "Trains a Llama-family model on the bytes of a file, on as many processes (ranks) as\n"
+        "the layouts need. The layout can change while it trains: at steps named with --switch,\n"
+        "or whenever `reshard switch DIR LAYOUT` asks for it. The losses do not depend on it.\n"
+        "Starts its ranks itself (mpirun, or srun inside a Slurm job); started under mpirun or\n"
+        "srun, it is one of the ranks. Ctrl-C ends it after the current step; nothing is left in\n"
+        "shared memory.",
+    .example =
+        "  reshard train --model llama-tiny --data book.txt --layout tp=2,dp=2 --steps 100 \\\n"
+        "      --job /tmp/job --switch 30:pp=2,dp=2,zero=1 --switch 60:tp=4",
+    .options = train_options,
+    .run = run_train,
+};
+
+/* ---- reshard worker ---- */
+
+typedef struct worker_args {
+    const char *job, *console;
+    int64_t width;
+} worker_args;
+
+static const cli_option worker_options[] = {
+    {CLI_TEXT, "job", "DIR", "the job directory", .target = offsetof(worker_args, job),
+        .required = true},
+    {CLI_CHOICE, "console", "C", "what rank 0 prints", "lines",
+        .target = offsetof(worker_args, console), .choices = CONSOLE_MODES},
+    {CLI_INT, "width", "N", "columns of the terminal", "80",
+        .target = offsetof(worker_args, width)},
+    {.kind = CLI_END},
+};
+
+static int run_worker(const cli_command *command, int argc, char **argv)
+{
+    worker_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    if (launch_own_rank() < 0)
+        return cli_error(command, CLI_USAGE,
+            "this is what `reshard train` starts through mpirun or srun; start that");
+    rs_train_options o;
+    rs_train_options_init(&o);
+    rs_status status = rs_train_options_load(&o, args.job);
+    if (status != RS_OK) {
+        code = cli_fail(command, status, NULL);
+    } else {
+        launch_join(&o);
+        MPI_Init(NULL, NULL);
+        code = train_as_rank(&o, args.console, (int)args.width);
+        MPI_Finalize();
+    }
+    rs_train_options_fini(&o);
+    return code;
+}
+
+const cli_command cmd_worker = {
+    .name = "worker",
+    .summary = "one rank of a job, started by train",
+    .text = "One rank of a training job. `reshard train` starts it.",
+    .example = "  mpirun -n 4 reshard worker --job /tmp/job",
+    .options = worker_options,
+    .run = run_worker,
+    .hidden = true,
+};

@@ -1,0 +1,33 @@
+/* Starting the ranks of a training job, watching over them, and cleaning up after them. */
+#ifndef RS_CLI_LAUNCH_H
+#define RS_CLI_LAUNCH_H
+
+#include <stdbool.h>
+
+#include "cli/options.h"
+#include "train/train.h"
+
+/* The rank that this process is by its launcher's word, -1 if it is none. */
+int launch_own_rank(void);
+
+typedef struct launch {
+    const cli_command *command;      /* for error messages */
+    const rs_train_options *options; /* saved in the job directory, which is claimed */
+    const char *launcher;            /* "auto", "mpirun" or "srun" */
+    const char *console;             /* how rank 0 shall print, see console.h */
+    int width;
+    double grace; /* seconds from a stop signal to the end by force */
+} launch;
+
+/* Runs the job to its end; the exit code of the command. Leaves nothing behind on this host. */
+int launch_run(const launch *l);
+
+/* In a rank, before MPI_Init: notes the process in the job directory, keeps the files that MPI
+ * shares between processes together in one folder, and ends with the launcher. */
+void launch_join(const rs_train_options *options);
+
+/* Removes what a job that is not running any more may have left on this host: its arenas, the
+ * folder of its MPI's shared files, its list of processes. */
+rs_status launch_sweep(const rs_train_options *options) RS_MUST_CHECK;
+
+#endif

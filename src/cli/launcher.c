@@ -1,0 +1,153 @@
+/*
+ * Launchers. RS_MPIRUN and RS_MPI say which MPI the program was built with; its own mpirun is the
+ * one that works with it, so PATH is searched only where that one is absent.
+ */
+#include "cli/launcher.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+static void add(launcher *l, const char *argument)
+{
+    if (l->count < LAUNCHER_ARGUMENTS - 1) {
+        l->arguments[l->count++] = argument;
+        l->arguments[l->count] = NULL;
+    }
+}
+
+/* Looks for a program in PATH. */
+static bool find_program(const char *name, char *path, size_t size)
+{
+    const char *search = getenv("PATH");
+    while (search != NULL && *search != '\0') {
+        size_t n = strcspn(search, ":");
+        snprintf(path, size, "%.*s/%s", (int)n, search, name);
+        if (access(path, X_OK) == 0)
+            return true;
+        search += n + (search[n] == ':');
+    }
+    return false;
+}
+
+char *launcher_folder(const rs_train_options *options, char *path, size_t size)
+{
+    const char *base = getenv("TMPDIR");
+    snprintf(
+        path, size, "%s/reshard-%s", base != NULL && base[0] == '/' ? base : "/tmp", options->id);
+    return path;
+}
+
+static rs_status prepare_mpirun(launcher *l, const rs_train_options *options)
+{
+    static const char *const open_mpi[] = {
+        "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"};
+    snprintf(l->path, sizeof l->path, "%s", RS_MPIRUN);
+    if (access(l->path, X_OK) != 0 && !find_program("mpirun", l->path, sizeof l->path))
+        return rs_error_set(RS_ERR_NOT_FOUND,
+            "no launcher: neither %s nor mpirun in PATH (it starts the ranks; install it, or start "
+            "this command under one)",
+            RS_MPIRUN);
+    add(l, l->path);
+    if (strcmp(RS_MPI, "openmpi") == 0) {
+        if (geteuid() == 0)
+            add(l, "--allow-run-as-root");
+        for (size_t i = 0; i < sizeof open_mpi / sizeof *open_mpi; i++)
+            add(l, open_mpi[i]);
+        launcher_folder(options, l->folder, sizeof l->folder);
+        if (mkdir(l->folder, 0700) == 0) {
+            add(l, "--mca");
+            add(l, "orte_tmpdir_base");
+            add(l, l->folder);
+        }
+        add(l, "-x");
+        add(l, "OMP_NUM_THREADS");
+        add(l, "-x");
+        add(l, "OPENBLAS_NUM_THREADS");
+    }
+    add(l, "-n");
+    add(l, l->ranks);
+    return RS_OK;
+}
+
+/* What `srun --mpi=list` prints, cut to `size`. */
+static void list_mpi_types(const char *srun, char *text, size_t size)
+{
+    int ends[2];
+    pid_t pid;
+    text[0] = '\0';
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return;
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+    char program[] = "srun", list[] = "--mpi=list";
+    char *const arguments[] = {program, list, NULL};
+    bool started = posix_spawn(&pid, srun, &actions, NULL, arguments, environ) == 0;
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    size_t used = 0;
+    for (ssize_t n;
+         started && used + 1 < size && (n = read(ends[0], text + used, size - 1 - used)) > 0;)
+        used += (size_t)n;
+    text[used] = '\0';
+    close(ends[0]);
+    if (started)
+        waitpid(pid, NULL, 0);
+}
+
+static rs_status prepare_srun(launcher *l)
+{
+    char types[2048];
+    if (!find_program("srun", l->path, sizeof l->path))
+        return rs_error_set(RS_ERR_NOT_FOUND, "no launcher: no srun in PATH");
+    list_mpi_types(l->path, types, sizeof types);
+    const char *type = strstr(types, "pmix") != NULL   ? "pmix"
+                       : strstr(types, "pmi2") != NULL ? "pmi2"
+                                                       : NULL;
+    if (type == NULL)
+        return rs_error_set(RS_ERR_UNSUPPORTED,
+            "srun offers neither pmix nor pmi2 (srun --mpi=list): use --launcher mpirun");
+    snprintf(l->type, sizeof l->type, "--mpi=%s", type);
+    add(l, l->path);
+    add(l, "--overlap");
+    add(l, "--kill-on-bad-exit=1");
+    add(l, "--cpu-bind=none");
+    add(l, l->type);
+    add(l, "-n");
+    add(l, l->ranks);
+    return RS_OK;
+}
+
+rs_status launcher_prepare(
+    launcher *l, const char *name, const rs_train_options *options, const char *console, int width)
+{
+    char found[512];
+    memset(l, 0, sizeof *l);
+    snprintf(l->ranks, sizeof l->ranks, "%d", options->ranks);
+    snprintf(l->width, sizeof l->width, "%d", width);
+    ssize_t n = readlink("/proc/self/exe", l->self, sizeof l->self - 1);
+    if (n <= 0)
+        return rs_error_errno(errno, "/proc/self/exe");
+    char threads[16];
+    snprintf(threads, sizeof threads, "%d", options->threads);
+    setenv("OMP_NUM_THREADS", threads, 0);
+    setenv("OPENBLAS_NUM_THREADS", threads, 0);
+    bool slurm = getenv("SLURM_JOB_ID") != NULL && find_program("srun", found, sizeof found);
+    bool use_srun = strcmp(name, "srun") == 0 || (strcmp(name, "auto") == 0 && slurm);
+    RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options));
+    const char *const worker[] = {
+        l->self, "worker", "--job", options->job, "--console", console, "--width", l->width};
+    for (size_t i = 0; i < sizeof worker / sizeof *worker; i++)
+        add(l, worker[i]);
+    return RS_OK;
+}

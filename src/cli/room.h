@@ -1,0 +1,11 @@
+/* Whether a job's state fits the memory of this host, before anything is started. */
+#ifndef RS_CLI_ROOM_H
+#define RS_CLI_ROOM_H
+
+#include "train/train.h"
+
+/* RS_ERR_BUDGET says what the job needs, what there is, and the ways out. Estimates for ranks that
+ * share this host; inside a Slurm job of several nodes it does not judge. */
+rs_status room_check(const rs_train_options *options) RS_MUST_CHECK;
+
+#endif

@@ -1,0 +1,124 @@
+/*
+ * The status of a job: status.json says what it does now, metrics.jsonl which switches it has made.
+ * Only lines of metrics.jsonl that begin as switch events do are parsed: there is one line per
+ * step.
+ */
+#include "cli/status_view.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "cli/console.h"
+#include "cli/subject.h"
+
+enum { LAST_SWITCHES = 10 };
+
+void status_add_switches(const char *job, json_t *status)
+{
+    static const char begin[] = "{\"event\":\"switch\"";
+    json_t *events = json_array();
+    rs_text path = {0};
+    rs_text_append(&path, "%s/metrics.jsonl", job);
+    FILE *file = path.status == RS_OK ? fopen(path.data, "r") : NULL;
+    char *line = NULL;
+    size_t room = 0;
+    while (file != NULL && getline(&line, &room, file) > 0) {
+        json_t *event =
+            strncmp(line, begin, sizeof begin - 1) == 0 ? json_loads(line, 0, NULL) : NULL;
+        if (event == NULL)
+            continue;
+        if (json_array_size(events) == LAST_SWITCHES)
+            json_array_remove(events, 0);
+        json_array_append_new(events, event);
+    }
+    free(line);
+    if (file != NULL)
+        fclose(file);
+    rs_text_fini(&path);
+    json_object_set_new(status, "switches", events);
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text != NULL ? text : "";
+}
+
+static int64_t int_of(const json_t *object, const char *key)
+{
+    return json_integer_value(json_object_get(object, key));
+}
+
+static double real_of(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static void print_switches(const json_t *events)
+{
+    size_t count = json_array_size(events);
+    if (count == 0)
+        return;
+    printf("\n  %-6s %-22s %-22s %11s %10s  %s\n", "after", "from", "to", "moved", "pause",
+        "certificate");
+    for (size_t i = 0; i < count; i++) {
+        const json_t *event = json_array_get(events, i);
+        rs_train_switched done;
+        char moved[RS_HUMAN], pause[RS_HUMAN];
+        if (!console_read_switch(event, &done))
+            continue;
+        bool failed = done.message[0] != '\0';
+        printf("  %-6" PRId64 " %-22s %-22s %11s %10s  %s%s%s\n", done.forecast.step,
+            done.forecast.from, done.forecast.to,
+            failed ? "-" : rs_human_bytes(done.forecast.bytes_moved, moved),
+            failed ? "-" : rs_human_seconds(console_pause(&done.seconds), pause), done.certificate,
+            failed ? "; not done: " : "", done.message);
+    }
+}
+
+void status_view(const char *job, const json_t *status)
+{
+    bool running = json_is_true(json_object_get(status, "running"));
+    const char *state = text_of(status, "state");
+    bool ended = strcmp(state, "finished") == 0 || strcmp(state, "stopped") == 0 ||
+                 strcmp(state, "failed") == 0;
+    int64_t step = int_of(status, "step"), steps = int_of(status, "steps");
+    double seconds = real_of(status, "seconds");
+    char rate[CLI_COUNT], each[RS_HUMAN], left[RS_HUMAN], meaning[RS_LAYOUT_TEXT] = "";
+    rs_layout layout;
+    if (rs_layout_parse(text_of(status, "layout"), &layout) == RS_OK)
+        rs_layout_describe(&layout, meaning);
+
+    printf("job       %s on %s: %s%s\n", job, text_of(status, "host"), state,
+        running || ended ? "" : ", but no process is left: it was killed");
+    printf(
+        "model     %s on %" PRId64 " ranks\n", text_of(status, "model"), int_of(status, "ranks"));
+    printf("layout    %s: %s\n", text_of(status, "layout"), meaning);
+    printf("step      %" PRId64 " of %" PRId64 " (%.0f%%)", step, steps,
+        steps > 0 ? 100.0 * (double)step / (double)steps : 0);
+    if (step > 0)
+        printf(", loss %.5f", real_of(status, "loss"));
+    printf("\n");
+    if (step > 0)
+        printf("rate      %s tokens/s, %s a step",
+            cli_human_count(llround(real_of(status, "tokens_per_second")), rate),
+            rs_human_seconds(seconds, each));
+    if (step > 0 && running)
+        printf(", about %s left", rs_human_seconds(seconds * (double)(steps - step), left));
+    if (step > 0)
+        printf("\n");
+    const json_t *pending = json_object_get(status, "pending");
+    if (json_is_object(pending) && int_of(pending, "after") > 0)
+        printf("pending   switch to %s after step %" PRId64 "\n", text_of(pending, "to"),
+            int_of(pending, "after"));
+    else if (json_is_object(pending))
+        printf("pending   switch to %s, as soon as it is prepared\n", text_of(pending, "to"));
+    if (text_of(status, "message")[0] != '\0')
+        printf("message   %s\n", text_of(status, "message"));
+    print_switches(json_object_get(status, "switches"));
+}
