@@ -335,7 +335,7 @@ rs_status rs_control_switch(const char *job, const char *layout, bool wait,
     RS_TRY(submit(job, "switch", layout, name));
     rs_status status = follow(job, name, wait, progress, context, &answer);
     if (reply != NULL && answer != NULL)
-        *reply = json_dumps(answer, JSON_COMPACT | JSON_REAL_PRECISION(9));
+        *reply = json_dumps(answer, JSON_COMPACT | JSON_REAL_PRECISION(15));
     json_decref(answer);
     return status;
 }
@@ -370,7 +370,7 @@ rs_status rs_control_status(const char *job, char **json)
         return rs_error_set(RS_ERR_MALFORMED, "%s: line %d: %s", path, error.line, error.text);
     }
     int bad = json_object_set_new(root, "running", json_boolean(claimed));
-    char *text = bad == 0 ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
+    char *text = bad == 0 ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(root);
     if (text == NULL)
         return rs_error_memory(1);
@@ -493,7 +493,7 @@ rs_status rs_control_answer(rs_control *control, const char *name, const char *s
         }
         json_decref(members);
     }
-    char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(root);
     if (text == NULL)
         return rs_error_memory(1);

@@ -52,6 +52,7 @@ typedef struct rs_next {
     rs_plan *plan;
     rs_arena **peers; /* old arenas of the ranks that this one pulls from, by rank; else NULL */
     bool touched;
+    bool reported; /* an idle rank has told rank 0 that it is ready */
     double plan_seconds;
     double prepare_seconds;
     /* rank 0 */
@@ -88,6 +89,7 @@ typedef struct rs_job {
     int64_t carried_bytes; /* of the state's segments, what lies in extents of older generations */
     rs_trainer *trainer;   /* NULL on an idle rank */
     int generation;
+    bool signalled; /* as far as it is known: on rank 0 any rank's, on an idle one what it told */
     int last_generation; /* the highest ever made */
     double step_seconds; /* of the last step */
 
@@ -102,7 +104,6 @@ typedef struct rs_job {
     int64_t switches; /* tried or being prepared */
     size_t scheduled; /* of options->switches: done or under way */
     bool stop_asked;
-    bool signalled;
     double looked; /* when the supervisor was last seen */
 } rs_job;
 

@@ -235,22 +235,20 @@ static rs_status hear(rs_job *job, rs_order *order)
 /* An idle rank: waits for an order, and touches memory meanwhile. */
 static void wait_for_order(rs_job *job, rs_order *order)
 {
-    bool told_signal = false;
-    int64_t told_ready = 0;
+    rs_next *next = &job->next;
     for (;;) {
         int there;
         MPI_Iprobe(0, TAG_ORDER, job->orders, &there, MPI_STATUS_IGNORE);
         if (there)
             break;
-        bool ready = job->next.pending && rs_switch_touch(job, IDLE_TOUCH);
-        bool news =
-            (ready && told_ready != job->next.number) || (rs_signals_caught() && !told_signal);
-        if (news) {
-            told_signal = rs_signals_caught();
-            told_ready = ready ? job->next.number : told_ready;
-            report r = {told_signal, ready ? job->next.number : 0};
+        bool ready = next->pending && rs_switch_touch(job, IDLE_TOUCH);
+        bool told = !ready || next->reported;
+        if (!told || job->signalled != rs_signals_caught()) {
+            next->reported = ready;
+            job->signalled = rs_signals_caught();
+            report r = {job->signalled, told ? 0 : next->number};
             rs_comm_send(job->orders, 0, TAG_REPORT, &r, sizeof r);
-        } else if (!job->next.pending || ready || job->next.touched) {
+        } else if (!next->pending || next->touched || ready) {
             nap(IDLE_NAP);
         }
     }

@@ -252,12 +252,25 @@ static rs_status quiesce(rs_job *job, running *run)
     return rs_job_agree(job, status);
 }
 
-/* The figures known before anything moves. */
+/* What the plan says of the whole cluster, as far as there is a plan; rank 0. */
+static void fill_forecast(const rs_next *n, rs_train_forecast *f)
+{
+    const rs_plan_totals *t = &n->totals;
+    f->bytes_moved = t->moved;
+    f->bytes_minimum = t->minimum;
+    f->bytes_adopted = t->adopted;
+    f->rank_bytes_max = t->rank_bytes_max;
+    f->rank_bytes_bound = t->rank_bytes_bound;
+    f->bound_kind = t->bound_kind != NULL ? t->bound_kind : "none";
+    f->peak_safe = t->peak_safe;
+    f->peak_tight = t->peak_tight;
+}
+
+/* Completes the figures known before anything moves, and tells them. */
 static rs_status forecast(rs_job *job, running *run)
 {
     rs_next *n = &job->next;
     rs_train_forecast *f = &run->event.forecast;
-    const rs_plan_totals *t = &n->totals;
     int64_t window = job->options->window > 0 ? job->options->window : RS_MOVE_WINDOW;
     int64_t tight = 0;
     rs_status status = rs_plan_peak_tight(n->plan, window, sysconf(_SC_PAGESIZE), &tight);
@@ -269,13 +282,6 @@ static rs_status forecast(rs_job *job, running *run)
         return RS_OK;
     run->event.seconds.plan = most[0];
     run->event.seconds.prepare = most[1];
-    f->bytes_moved = t->moved;
-    f->bytes_minimum = t->minimum;
-    f->bytes_adopted = t->adopted;
-    f->rank_bytes_max = t->rank_bytes_max;
-    f->rank_bytes_bound = t->rank_bytes_bound;
-    f->bound_kind = t->bound_kind;
-    f->peak_safe = t->peak_safe;
     answer(job, n->request, "moving", "training is stopped, bytes move", NULL);
     if (job->listener->forecast != NULL)
         job->listener->forecast(job->listener->context, f);
@@ -493,11 +499,9 @@ rs_status rs_switch_run(rs_job *job)
     memcpy(run.from, job->layout, sizeof run.from);
     memcpy(to, n->text, sizeof to);
     memcpy(request, n->request, sizeof request);
-    run.event.forecast = (rs_train_forecast){.step = job->step,
-        .from = run.from,
-        .to = to,
-        .bound_kind = "none",
-        .tight = job->options->tight};
+    run.event.forecast = (rs_train_forecast){
+        .step = job->step, .from = run.from, .to = to, .tight = job->options->tight};
+    fill_forecast(n, &run.event.forecast);
     rs_signals_hold(true);
     rs_status status = rs_job_report(job, "switching", "", true);
     if (status != RS_OK)
