@@ -1,0 +1,397 @@
+#!/usr/bin/env python3
+"""Training jobs that the trainer has to do right: `cases.py --driver PROGRAM --mpirun MPIRUN CASE`.
+
+A case is a function marked @case; its first line says what must hold. Exit status 0: it does.
+"""
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jobs
+from jobs import check, compare, oracle
+
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def against_oracle(j, model, layouts, tolerance=1e-4, **changes):
+    losses, content = oracle(model)
+    for layout, ranks in layouts:
+        result = j.run(ranks, model=os.path.join(jobs.HERE, "models", model), layout=layout,
+                       steps=content["steps"], global_batch=content["global_batch"], seq=content["seq"],
+                       lr=content["lr"], seed=content["seed"], warmup=content["warmup"], **changes)
+        worst = compare(result, losses, tolerance, f"{model} {layout}")
+        norms = {line["step"]: line["grad_norm"] for line in result.steps}
+        for step, wanted in enumerate(content["grad_norms"], 1):
+            check(abs(norms[step] - wanted) <= 10 * tolerance * wanted,
+                  f"{model} {layout}: step {step} has gradient norm {norms[step]}, wanted {wanted}")
+        print(f"{model} {layout} on {ranks}: worst relative difference {worst:.2g}, {result.seconds:.1f} s")
+
+
+@case
+def oracle_one(j):
+    """One rank has PyTorch's losses."""
+    for model in ("llama-uneven", "qwen2-small", "qwen3-small"):
+        against_oracle(j, model, [("dp=1", 1)])
+
+
+@case
+def oracle_parallel(j):
+    """So has every layout: tensor, pipeline and data parallel, sharded optimizer, and together."""
+    against_oracle(j, "qwen3-small", [("tp=2", 2), ("tp=4", 4), ("pp=2", 2), ("dp=2", 2), ("dp=2,zero=1", 2),
+                                      ("tp=2,pp=2,dp=2,zero=1", 8)])
+
+
+@case
+def oracle_threads(j):
+    """Two threads and a micro-batch that does not divide the batch change nothing."""
+    against_oracle(j, "llama-uneven", [("dp=1", 1), ("tp=2", 2)], threads=2, micro_batch=3)
+
+
+@case
+def oracle_uneven(j):
+    """So have heads, rows, layers and micro-batches that do not divide, and ranks with nothing."""
+    against_oracle(j, "llama-uneven", [("tp=3", 3), ("tp=4,zero=1", 4), ("pp=2,tp=2", 4), ("pp=3", 3),
+                                       ("dp=3,zero=1", 3), ("tp=7", 7), ("order=pp-dp-tp,pp=2,dp=2", 4)])
+    against_oracle(j, "qwen2-small", [("tp=3", 3), ("tp=4", 4), ("pp=2,tp=3", 6)])
+
+
+UNEVEN = {"model": os.path.join(jobs.HERE, "models/llama-uneven")}
+
+
+def check_switches(result, count, certificate="ok", **more):
+    """So many switches were done, each moving no byte more than it had to."""
+    check(len(result.events) == count, f"{len(result.events)} switches instead of {count}")
+    for event in result.events:
+        name = f"switch to {event['to']} after step {event['step']}"
+        if event["certificate"] != certificate or (certificate == "ok" and "error" in event):
+            result.fail(f"{name}: certificate {event['certificate']}, {event.get('error')}")
+        check(event["bytes_moved"] == event["bytes_minimum"],
+              f"{name}: moved {event['bytes_moved']}, minimum {event['bytes_minimum']}")
+        peak = event["peak_" + event["mode"]]
+        slack = 2 * 4 * 5 * 4096  # pages of two sets of segments: roles x blocks
+        check(event["peak_bytes"] <= peak + slack, f"{name}: peak {event['peak_bytes']}, predicted {peak}")
+        for key, value in more.items():
+            check(event[key] == value, f"{name}: {key} is {event[key]}, wanted {value}")
+
+
+def switched_run(j, ranks, layouts, reference, what, tolerance=1e-5, spacing=4, **changes):
+    """Trains through the layouts, a switch every few steps; losses must be those of the unswitched run."""
+    switches = [f"{spacing * (i + 1)}:{layout}" for i, layout in enumerate(layouts[1:])]
+    options = {**UNEVEN, **changes}
+    result = j.run(ranks, layout=layouts[0], switches=switches, steps=max(reference), **options)
+    worst = compare(result, reference, tolerance, what)
+    print(f"{what} on {ranks}: worst relative difference {worst:.2g}, {result.seconds:.1f} s")
+    return result
+
+
+def unswitched(j, steps=30, **changes):
+    return j.run(1, layout="dp=1", steps=steps, **{**UNEVEN, **changes}).losses
+
+
+SIX = {
+    1: ["dp=1", "zero=1", "dp=1", "zero=1", "dp=1", "zero=1", "dp=1"],
+    2: ["tp=2", "dp=2", "pp=2", "dp=2,zero=1", "dp=1", "tp=2,zero=1", "pp=2"],
+    3: ["tp=3", "dp=3,zero=1", "pp=3", "tp=2", "dp=2,zero=1", "dp=3", "tp=3"],
+    4: ["tp=4", "pp=2,dp=2,zero=1", "dp=4,zero=1", "tp=2,pp=2", "dp=3,zero=1", "tp=2,dp=2,zero=1", "pp=3"],
+    5: ["dp=5,zero=1", "tp=5", "tp=2,pp=2", "order=dp-tp-pp,tp=2,dp=2,zero=1", "dp=1", "pp=2,tp=2", "dp=5"],
+    7: ["tp=7", "pp=3,tp=2", "dp=7,zero=1", "tp=2,dp=3,zero=1", "pp=2,dp=3", "tp=3,pp=2", "dp=2"],
+    8: ["tp=2,pp=2,dp=2,zero=1", "tp=4,dp=2", "dp=8,zero=1", "pp=2,dp=4,zero=1", "tp=8",
+        "order=pp-dp-tp,tp=2,pp=2,dp=2", "dp=3,tp=2,zero=1"],
+}
+
+
+@case
+def switch_quick(j):
+    """Losses through switches are those of the run without."""
+    reference = unswitched(j, steps=12)
+    result = switched_run(j, 4, ["tp=2", "pp=2,dp=2,zero=1", "tp=3"], reference, "three layouts")
+    check_switches(result, 2)
+
+
+@case
+def switch_six(j):
+    """So they are through six switches among unlike layouts on 1 to 8 ranks."""
+    reference = unswitched(j)
+    for ranks, layouts in SIX.items():
+        check_switches(switched_run(j, ranks, layouts, reference, f"{ranks} ranks"), 6)
+
+
+@case
+def switch_transports(j):
+    """So they are however the bytes travel: arenas, MPI, two nodes, small windows."""
+    reference = unswitched(j)
+    for what, changes in (("arena", {"transport": "arena"}), ("MPI", {"transport": "mpi"}),
+                          ("two nodes", {"ranks_per_node": 2}),
+                          ("small window", {"transport": "mpi", "window": 4096})):
+        result = switched_run(j, 4, SIX[4], reference, what, **changes)
+        check_switches(result, 6)
+
+
+@case
+def switch_tight(j):
+    """So they are in tight mode, and the peak is what was predicted."""
+    reference = unswitched(j)
+    for what, changes in (("tight", {}), ("tight, MPI", {"transport": "mpi"}),
+                          ("tight, two nodes", {"ranks_per_node": 2})):
+        result = switched_run(j, 4, SIX[4], reference, what, tight=True, **changes)
+        check_switches(result, 6, mode="tight")
+
+
+@case
+def switch_models(j):
+    """So they are with biases, untied embeddings, and norms of heads."""
+    for model in ("qwen2-small", "qwen3-small"):
+        changes = {"model": os.path.join(jobs.HERE, "models", model)}
+        reference = unswitched(j, steps=20, **changes)
+        result = switched_run(j, 4, ["tp=4", "pp=2,dp=2,zero=1", "tp=3", "dp=4,zero=1", "tp=2,pp=2"], reference,
+                              model, **changes)
+        check_switches(result, 4)
+
+
+@case
+def there_and_back(j):
+    """A -> B -> A with no step between gives back every rank's memory bit for bit, and the same sums."""
+    for what, changes in (("fp32", {}), ("bf16", {"dtype": "bfloat16"}), ("tight", {"tight": True}),
+                          ("MPI", {"transport": "mpi"})):
+        for there, back in (("tp=2,dp=2,zero=1", "pp=3"), ("tp=4", "dp=4,zero=1"), ("pp=2,dp=2", "tp=3")):
+            result = j.run(4, layout=there, steps=6, switches=[f"3:{back}", f"3:{there}"], fault_hashes=True,
+                           **UNEVEN, **changes)
+            check_switches(result, 2)
+            out, home = result.events
+            check(out["old_hashes"] == home["new_hashes"], f"{what}, {there}, {back}: memory differs")
+            check(out["new_hashes"] == home["old_hashes"], f"{what}, {there}, {back}: memory changed between")
+            check(out["old_hashes"] != out["new_hashes"], "the hashes tell nothing")
+            pick = lambda e: [word for i, word in enumerate(e["sums"]) if i % 6 < 2]
+            check(pick(out) == pick(home), f"{what}, {there}, {back}: sums differ")
+            print(f"{what}: {there} -> {back} -> {there}: the same bits")
+
+
+@case
+def before_the_first_step(j):
+    """A switch before the first step and one after the last are done, too."""
+    reference = unswitched(j, steps=6)
+    result = j.run(3, layout="tp=2", steps=6, switches=["0:dp=3,zero=1", "6:pp=2"], **UNEVEN)
+    compare(result, reference, 1e-5, "at both ends")
+    check_switches(result, 2)
+
+
+@case
+def certificate_fails(j):
+    """A spoilt move is noticed and rolled back, and the job trains on with the loss it would have had."""
+    reference = unswitched(j, steps=16)
+    for changes in ({}, {"transport": "mpi"}):
+        result = j.run(4, layout="tp=2,dp=2,zero=1", steps=16, switches=["4:pp=2", "8:tp=4", "12:dp=3"],
+                       fault_certificate_switch=2, **UNEVEN, **changes)
+        compare(result, reference, 1e-5, "rolled back")
+        events = result.events
+        check([event["certificate"] for event in events] == ["ok", "failed", "ok"], f"{events}")
+        check("error" in events[1] and "error" not in events[2], f"{events}")
+        layouts = [line["layout"] for line in result.steps]
+        check(layouts[4:12] == ["pp=2"] * 8 and layouts[12] == "dp=3", f"layouts {layouts}")
+        print(f"rolled back: {events[1]['error']}")
+
+
+@case
+def certificate_fails_tight(j):
+    """In tight mode there is no way back: the job ends and says so."""
+    result = j.run(4, good=False, layout="tp=2,dp=2,zero=1", switches=["4:pp=2"], fault_certificate_switch=1,
+                   tight=True, **UNEVEN)
+    if result.code == 0 or "could not be undone" not in result.err:
+        result.fail(f"exit status {result.code}")
+    check(max(result.losses) == 4, f"steps {sorted(result.losses)}")
+    j.check_clean(result)
+
+
+@case
+def no_room(j):
+    """A switch without room is given up before anything moves, and the job trains on."""
+    reference = unswitched(j, steps=16)
+    result = j.run(4, layout="tp=2,dp=2,zero=1", steps=16, switches=["4:pp=2", "8:tp=4"], fault_room_switch=1,
+                   **UNEVEN)
+    compare(result, reference, 1e-5, "no room")
+    check([event["certificate"] for event in result.events] == ["none", "ok"], f"{result.events}")
+    check("no room" in result.events[0]["error"], f"{result.events[0]}")
+
+
+@case
+def small_memory(j):
+    """Shared memory that is too small for a switch: refused beforehand if it is known, else given up in time."""
+    folder = os.path.join(j.folder, "shm")
+    os.mkdir(folder)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        raise jobs.Skipped("only root can mount a file system")
+    try:
+        refused(j, 4, ["the switch to dp=4 needs", folder, "there are", "--tight"], layout="tp=2",
+                switches=["5:dp=4"], arena_dir=folder, **UNEVEN)
+        running, process = j.start(4, layout="tp=2", steps=100000, arena_dir=folder, **UNEVEN)
+        jobs.wait_for(lambda: jobs.last_step(running) >= 2, 30)
+        for layout, code, words in (("dp=4", 1, "bytes) are free"), ("pp=2", 0, '"state":"done"')):
+            reply = ask(j, "switch", running, layout)
+            check(reply.returncode == code and words in reply.stdout + reply.stderr, f"switch to {layout}: {reply}")
+        check(ask(j, "stop", running).returncode == 0, "not stopped")
+        result = j.end(running, process)
+        check(result.code == 0, f"exit status {result.code}: {result.err}")
+        check(not os.listdir(folder), f"left over: {os.listdir(folder)}")
+    finally:
+        subprocess.run(["umount", "-l", folder], check=False)
+
+
+@case
+def bfloat16(j):
+    """With bf16 parameters every switch keeps the state bit for bit, and losses stay in the spread of layouts."""
+    spread = [j.run(4, layout=layout, steps=24, dtype="bfloat16", **UNEVEN).losses
+              for layout in ("dp=1", "tp=2", "pp=2,dp=2", "dp=4,zero=1")]
+    result = j.run(4, layout="tp=4", steps=24, dtype="bfloat16",
+                   switches=["4:pp=2,dp=2,zero=1", "8:tp=3", "12:dp=4,zero=1", "16:tp=2,pp=2", "20:dp=1"], **UNEVEN)
+    check_switches(result, 5)
+    for step, loss in result.losses.items():
+        values = [run[step] for run in spread]
+        width = max(values) - min(values) + 2e-3 * values[0]
+        check(min(values) - width <= loss <= max(values) + width, f"step {step}: loss {loss}, spread {values}")
+
+
+@case
+def repeats(j):
+    """A layout repeats its run bit for bit."""
+    for layout, ranks in (("tp=3", 3), ("tp=2,dp=2,zero=1", 4)):
+        runs = [j.run(ranks, layout=layout, steps=8, **UNEVEN).losses for _ in range(2)]
+        check(runs[0] == runs[1], f"{layout}: {runs}")
+
+
+@case
+def requests(j):
+    """A running job switches when asked to, and refuses what cannot be done."""
+    folder, process = j.start(4, layout="tp=2", steps=1000000, lr=1e-4, **UNEVEN)
+    jobs.wait_for(lambda: jobs.last_step(folder) >= 2, 30)
+    for layout, status, words in (("tp=2", 1, "already"), ("tp=5", 1, "needs 5 ranks"), ("tp=0", 1, "tp"),
+                                  ("pp=2,dp=2,zero=1", 0, '"state":"done"'), ("dp=3", 0, '"certificate":"ok"'),
+                                  ("dp=3", 1, "already")):
+        reply = ask(j, "switch", folder, layout)
+        if reply.returncode != status or words not in reply.stdout + reply.stderr:
+            raise jobs.Failed(f"switch to {layout}: {reply}")
+    first, second = (j.spawn([j.driver, "switch", folder, layout]) for layout in ("tp=4", "pp=2"))
+    codes = {first.wait(60), second.wait(60)}
+    check(codes <= {0, 1} and 0 in codes, f"two at a time: {codes}")
+    status = ask(j, "status", folder)
+    check('"running": true' in status.stdout and '"state": "training"' in status.stdout, f"status: {status}")
+    stop = ask(j, "stop", folder)
+    check(stop.returncode == 0, f"stop: {stop}")
+    result = j.end(folder, process)
+    check(result.code == 0 and "end 1" in result.out, f"exit status {result.code}: {result.out[-500:]}")
+    check(ask(j, "switch", folder, "dp=1").returncode == 1, "a job that is over answers")
+    check([line["step"] for line in result.steps] == list(range(1, len(result.steps) + 1)), "steps are not in order")
+    check(not os.listdir(os.path.join(folder, "requests")), "requests are left over")
+    j.check_clean(result)
+
+
+def ask(j, *words):
+    """A client's request."""
+    return subprocess.run([j.driver, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def refused(j, ranks, words, **changes):
+    result = j.run(ranks, good=False, **changes)
+    text = result.out + result.err
+    if result.code == 0 or any(word not in text for word in words):
+        result.fail(f"wanted a refusal with the words {words}, got exit status {result.code}")
+    check(not result.steps, "steps were trained all the same")
+    j.check_clean(result)
+
+
+@case
+def refusals(j):
+    """What cannot work is refused before training, with the reason and the numbers."""
+    refused(j, 1, ["data file", "/nowhere", "No such file"], data="/nowhere")
+    refused(j, 1, ["data.txt", "30011 bytes", "needs 40001"], seq=40000)
+    refused(j, 2, ["needs 4 ranks", "has 2"], layout="tp=4")
+    refused(j, 2, ["layout", "already"], layout="tp=2", switches=["5:tp=2"])
+    refused(j, 4, ["pp"], layout="pp=4")
+    refused(j, 1, ["no_such_key"], no_such_key=1)
+    refused(j, 1, ["GiB in /dev/shm", "there are", "--arena-dir"], model="llama3-70b")
+    refused(j, 1, ["its step must be"], switches=["21:tp=2"], ranks=2)
+
+
+@case
+def in_use(j):
+    """One job directory, one job; and an earlier run is not overwritten."""
+    folder, process = j.start(1, steps=100000)
+    jobs.wait_for(lambda: os.path.exists(os.path.join(folder, "metrics.jsonl")), 20)
+    second = subprocess.run(j.command(1, folder), capture_output=True, text=True, timeout=60, check=False)
+    check(second.returncode != 0 and "in use by process" in second.stderr, f"not refused: {second.stderr}")
+    os.kill(jobs.rank_pid(folder), signal.SIGTERM)
+    first = j.end(folder, process)
+    check(first.code == 0 and "end 2" in first.out, f"SIGTERM did not end the job: {first.out[-500:]} {first.err}")
+    again = subprocess.run(j.command(1, folder), capture_output=True, text=True, timeout=60, check=False)
+    check(again.returncode != 0 and "holds an earlier run" in again.stderr, f"not refused: {again.stderr}")
+    j.check_clean(first)
+
+
+@case
+def rank_killed(j):
+    """A killed rank ends the job within seconds, and no arena is left."""
+    for ranks, rank, layout in ((2, 1, "dp=2,zero=1"), (4, 0, "tp=2,pp=2"), (3, 2, "dp=1")):
+        folder, process = j.start(ranks, layout=layout, steps=100000)
+        jobs.wait_for(lambda: jobs.last_step(folder) >= 2, 30)
+        os.kill(jobs.rank_pid(folder, rank), signal.SIGKILL)
+        begun = time.monotonic()
+        result = j.end(folder, process, timeout=30)
+        took = time.monotonic() - begun
+        if result.code == 0 or took > 10:
+            result.fail(f"{layout}: rank {rank} of {ranks} killed: exit status {result.code} after {took:.1f} s")
+        jobs.wait_for(lambda: not j.left(result), 5)
+        j.check_clean(result)
+        print(f"{layout}, rank {rank} of {ranks} killed: over after {took:.1f} s")
+
+
+@case
+def diverges(j):
+    """A loss that is no number ends the job with advice."""
+    result = j.run(3, good=False, layout="tp=2", lr=9e5, warmup=0, **UNEVEN)
+    if result.code == 0 or "is not finite" not in result.err:
+        result.fail(f"exit status {result.code}")
+    jobs.wait_for(lambda: not j.left(result), 5)
+
+
+@case
+def rank_fails(j):
+    """A rank that fails alone ends the job, naming itself and the cause."""
+    result = j.run(3, good=False, layout="dp=3,zero=1", fault_error_step=4, fault_error_rank=2)
+    if result.code == 0 or "failed on rank 2" not in result.err or "in step 4" not in result.err:
+        result.fail(f"exit status {result.code}")
+    check(max(result.losses) == 3, f"steps done: {sorted(result.losses)}")
+    jobs.wait_for(lambda: not j.left(result), 5)
+    j.check_clean(result)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--driver", required=True)
+    parser.add_argument("--mpirun", required=True)
+    parser.add_argument("cases", nargs="+", choices=sorted(CASES))
+    a = parser.parse_args()
+    for name in a.cases:
+        j = jobs.Jobs(a.driver, a.mpirun)
+        try:
+            CASES[name](j)
+        except jobs.Skipped as skipped:
+            print(f"{name}: skipped: {skipped}")
+            return 77
+        except jobs.Failed as failed:
+            print(f"{name}: {CASES[name].__doc__}\nFAILED: {failed}")
+            return 1
+        finally:
+            j.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
