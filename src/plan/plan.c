@@ -11,10 +11,12 @@
  * the chunk size into slabs along the first axis of which a slab is small enough, all by the
  * piece's coordinates.
  *
- * The order: a copy's key is how far the transfer of its (source, target) pair has come at the
- * copy's middle, as a fraction of 2^48; within a pair, copies follow (tensor, role, box). All pairs
- * advance together, so that all links work at once and every rank's memory turns from old to new
- * about evenly. Both ends of a pair know all of its copies, so both compute the same keys.
+ * The order: all copies of a (source, target, tensor, role) are a transfer, in the order of their
+ * boxes. A copy's key is how far its transfer has come within the copy, as a fraction of 2^48. All
+ * transfers advance together: all links work at once, every rank's memory turns from old to new
+ * evenly, and what several ranks read of a tensor, or of a page, they read at about the same time.
+ * Where in the copy is a matter of the tensor and the role, so that tensors cut into equal steps do
+ * not step together. Both ends know all copies of a transfer, so both compute the same keys.
  *
  * Invariants:
  *  1. Copies with this target are disjoint and with its adopted segments make up its new shards.
@@ -296,19 +298,34 @@ static int compare_in_order(const void *a, const void *b, void *context)
     return rs_copy_compare(&copies[*(const size_t *)a], &copies[*(const size_t *)b]);
 }
 
-/* Gives keys to the copies of one pair, which are `order[0 .. count - 1]`. */
+/* Where within a copy its key is taken, in 2^-16 of the copy: multiples of the golden section,
+ * which lie evenly however many there are. */
+static unsigned phase_of(int tensor, int role)
+{
+    return (((unsigned)tensor * RS_MAX_ROLES + (unsigned)role) * 40503u + 0x8000u) & 0xffffu;
+}
+
+/* Gives keys to the copies of one transfer, which are `order[0 .. count - 1]`. */
 static void set_keys(rs_copy *copies, const size_t *order, size_t count)
 {
     __extension__ typedef unsigned __int128 wide;
+    unsigned phase = phase_of(copies[order[0]].tensor, copies[order[0]].role);
     wide total = 0;
     wide before = 0;
     for (size_t i = 0; i < count; i++)
         total += (wide)copies[order[i]].bytes;
     for (size_t i = 0; i < count; i++) {
         wide bytes = (wide)copies[order[i]].bytes;
-        copies[order[i]].key = (uint64_t)(((2 * before + bytes) << (RS_PLAN_KEY_BITS - 1)) / total);
+        wide done = (before << 16) + bytes * phase;
+        copies[order[i]].key = (uint64_t)((done << (RS_PLAN_KEY_BITS - 16)) / total);
         before += bytes;
     }
+}
+
+static bool same_transfer(const rs_copy *a, const rs_copy *b)
+{
+    return a->source == b->source && a->target == b->target && a->tensor == b->tensor &&
+           a->role == b->role;
 }
 
 /* Puts the copies into the global order, and says what memory each frees. */
@@ -331,10 +348,9 @@ static rs_status put_in_order(builder *b)
     size_t end;
     for (size_t begin = 0; begin < count; begin = end) {
         const rs_copy *first = &plan->copies[order[begin]];
-        for (end = begin; end < count; end++)
-            if (plan->copies[order[end]].source != first->source ||
-                plan->copies[order[end]].target != first->target)
-                break;
+        end = begin + 1;
+        while (end < count && same_transfer(first, &plan->copies[order[end]]))
+            end++;
         set_keys(plan->copies, order + begin, end - begin);
     }
     qsort_r(order, count, sizeof *order, compare_in_order, plan->copies);

@@ -27,7 +27,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "plan/pieces.h"
+#include "plan/plan.h"
 #include "reshard/layout.h"
 #include "reshard/plan.h"
 #include "reshard/space.h"
@@ -325,22 +325,24 @@ static bool finish_set(const rs_space *space, int holders, shard_set *set, rs_pl
     size_t count = 0;
     for (int h = 0; h < holders; h++) {
         int64_t used[4 * 16] = {0};
+        int segments = chance(95) ? h % 2 : below(2);
+        bool transposed = chance(95) ? h % 3 == 1 : chance(50);
+        int gap = chance(95) ? h % 4 == 3 : below(2);
         first[h] = count;
         for (size_t i = 0; i < set->count; i++) {
             if (set->holder[i] != h)
                 continue;
             rs_shard shard = set->shards[i];
             shard.dtype = rs_space_dtype(space, shard.tensor, shard.role);
-            shard.segment = h % 2 == 0 ? shard.role * 16 + shard.tensor : shard.role;
+            shard.segment = segments == 0 ? shard.role * 16 + shard.tensor : shard.role;
             shard.offset = used[shard.segment];
             int64_t step = (int64_t)rs_dtype_size(shard.dtype);
-            bool transposed = h % 3 == 1;
             for (int k = 0; k < shard.box.ndim; k++) {
                 int d = transposed ? k : shard.box.ndim - 1 - k;
                 shard.stride[d] = step;
                 step *= shard.box.extent[d];
             }
-            used[shard.segment] += step + (h % 4 == 3 ? 24 : 0);
+            used[shard.segment] += step + gap * 24;
             sorted[count++] = shard;
         }
     }
@@ -432,6 +434,13 @@ static void lay_table(const rs_space *space)
         }
 }
 
+/* Marks for every element of the space. */
+typedef struct tables {
+    uint64_t *held[WORLD];
+    uint64_t *now;
+    uint64_t *written;
+} tables;
+
 /* What a holder has: 1 per element; with `places`, its byte address + 1 (segment in the high bits).
  */
 static bool mark_held(
@@ -501,18 +510,19 @@ static bool count_plan(const trial *t, const rs_plan *plan, uint64_t *const *hel
 }
 
 /* Whether some element is needed and held by nobody. */
-static bool is_incomplete(const trial *t, uint64_t *const *held, uint64_t *now, bool *missing)
+static bool is_incomplete(const trial *t, tables *m, bool *missing)
 {
+    uint64_t *some = m->written;
+    memset(some, 0, table_size * sizeof *some);
+    for (int rank = 0; rank < t->world; rank++)
+        for (size_t at = 0; at < table_size; at++)
+            some[at] |= m->held[rank][at];
     *missing = false;
     for (int rank = 0; rank < t->world; rank++) {
-        if (!mark_held(t, t->to, rank, now, false))
+        if (!mark_held(t, t->to, rank, m->now, false))
             return false;
-        for (size_t at = 0; at < table_size; at++) {
-            bool some = now[at] == 0;
-            for (int s = 0; s < t->world && !some; s++)
-                some = held[s][at] != 0;
-            *missing = *missing || !some;
-        }
+        for (size_t at = 0; at < table_size; at++)
+            *missing = *missing || (m->now[at] != 0 && some[at] == 0);
     }
     return true;
 }
@@ -559,22 +569,28 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* What rounding to elements can add to what `rank` sends: less than an element for each deal, and a
- * deal is at least one copy where chunks are large. */
-static bool find_rounding(const trial *t, int rank, int64_t *bytes)
+/* What rounding to elements can add to what each rank sends: less than an element for each deal,
+ * and a deal is at least one copy where chunks are large. */
+static bool find_rounding(const trial *t, int64_t *bytes)
 {
     rs_plan_options options = t->options;
-    rs_plan *plan;
-    size_t count;
     options.chunk_bytes = 0;
-    NEED(rs_plan_create(t->from, t->to, rank, &options, &plan));
-    const rs_copy *copies = rs_plan_copies(plan, &count);
-    *bytes = 0;
-    for (size_t i = 0; i < count; i++)
-        if (copies[i].source == rank && copies[i].reach == RS_REACH_REMOTE)
-            *bytes +=
-                (int64_t)rs_dtype_size(rs_space_dtype(t->space, copies[i].tensor, copies[i].role));
-    rs_plan_destroy(plan);
+    rs_dealer dealer;
+    NEED(rs_dealer_init(&dealer, t->from, t->to, &options));
+    NEED(rs_dealer_divide(&dealer));
+    for (int r = 0; r < t->world; r++) {
+        rs_plan *plan;
+        size_t count;
+        NEED(rs_plan_create_dealt(&dealer, r, &options, &plan));
+        const rs_copy *copies = rs_plan_copies(plan, &count);
+        bytes[r] = 0;
+        for (size_t i = 0; i < count; i++)
+            if (copies[i].source == r && copies[i].reach == RS_REACH_REMOTE)
+                bytes[r] += (int64_t)rs_dtype_size(
+                    rs_space_dtype(t->space, copies[i].tensor, copies[i].role));
+        rs_plan_destroy(plan);
+    }
+    rs_dealer_fini(&dealer);
     return true;
 }
 
@@ -591,20 +607,20 @@ static bool check_totals(const trial *t, rs_plan *const *plans, int64_t moved, i
     for (size_t i = 0; i < cells; i++)
         pairs += totals.pair_bytes[i];
     CHECK(pairs == moved + totals.self + totals.adopted);
+    int64_t rounding[WORLD];
+    if (!find_rounding(t, rounding))
+        return false;
     int64_t most = 0;
     int64_t both = 0;
     int64_t slack = 0;
     for (int r = 0; r < t->world; r++) {
         const rs_plan_figures *f = rs_plan_figures_of(plans[r]);
-        int64_t rounding;
-        if (!find_rounding(t, r, &rounding))
-            return false;
         CHECK(f->remote_in <= totals.remote.rank_bound);
-        CHECK(f->remote_out <= totals.remote.rank_bound + rounding);
+        CHECK(f->remote_out <= totals.remote.rank_bound + rounding[r]);
         CHECK(f->node_in <= totals.node.rank_bound);
         most = larger(most, larger(f->remote_in, f->remote_out));
         both = larger(both, larger(f->remote_in + f->node_in, f->remote_out));
-        slack = larger(slack, rounding);
+        slack = larger(slack, rounding[r]);
     }
     CHECK(totals.remote.rank_max == most && most >= totals.remote.rank_bound);
     CHECK(totals.node.rank_max == totals.node.rank_bound);
@@ -669,12 +685,6 @@ static bool look_at_pieces(const trial *t)
 
 /* ---- one case ---- */
 
-typedef struct tables {
-    uint64_t *held[WORLD];
-    uint64_t *now;
-    uint64_t *written;
-} tables;
-
 static bool check_plans(const trial *t, tables *m, rs_plan **plans)
 {
     int64_t moved = 0;
@@ -730,7 +740,7 @@ static bool run_case(const trial *t)
     m.now = calloc(table_size + 1, sizeof(uint64_t));
     m.written = calloc(table_size + 1, sizeof(uint64_t));
     bool missing = false;
-    good = good && is_incomplete(t, m.held, m.now, &missing);
+    good = good && is_incomplete(t, &m, &missing);
     good = good && (missing ? check_refusal(t) : check_plans(t, &m, plans));
     for (int r = 0; r < t->world; r++) {
         free(m.held[r]);

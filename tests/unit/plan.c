@@ -315,6 +315,51 @@ static void test_adoption(void **state)
     rs_space_destroy(space);
 }
 
+/* A segment with the same shards in other places, or other shards, does not stay. */
+static void test_what_is_not_adopted(void **state)
+{
+    (void)state;
+    rs_space *space = vectors((int64_t[]){8, 8}, 2, 1);
+    /* v0, the first half of v1, a gap of 16 bytes, the second half of v1 */
+    const int64_t begins[] = {0, 0, 4};
+    rs_shard shards[3];
+    for (int i = 0; i < 3; i++)
+        shards[i] = (rs_shard){.tensor = i > 0,
+            .dtype = RS_DTYPE_F32,
+            .box = {.ndim = 1, .offset = {begins[i]}, .extent = {i > 0 ? 4 : 8}},
+            .offset = 32 * i,
+            .stride = {4}};
+    rs_placement *from, *to;
+    OK(rs_placement_create_list(space, 1, shards, (size_t[]){0, 3}, &from));
+    const rs_plan_options options = {.adopt = true};
+    for (int change = 0; change < 5; change++) {
+        rs_shard now[3] = {shards[0], shards[1], shards[2]};
+        if (change == 1) { /* two change places */
+            now[0].offset = 16;
+            now[1].offset = 0;
+        } else if (change == 2) { /* every other element */
+            now[1].stride[0] = 8;
+        } else if (change == 3) { /* one is shorter */
+            now[0].box.extent[0] = 7;
+        } else if (change == 4) { /* the gap is elsewhere */
+            now[1].offset = 48;
+        }
+        OK(rs_placement_create_list(space, 1, now, (size_t[]){0, 3}, &to));
+        rs_plan *plan;
+        size_t count;
+        OK(rs_plan_create(from, to, 0, &options, &plan));
+        rs_plan_adopted(plan, &count);
+        assert_int_equal(count, change == 0);
+        rs_plan_copies(plan, &count);
+        assert_int_equal(count, change == 0 ? 0 : 3);
+        rs_plan_destroy(plan);
+        OK(rs_plan_check(from, to, &options));
+        rs_placement_destroy(to);
+    }
+    rs_placement_destroy(from);
+    rs_space_destroy(space);
+}
+
 static void test_peaks(void **state)
 {
     (void)state;
@@ -587,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_flow_balances),
         cmocka_unit_test(test_scalars_are_spread),
         cmocka_unit_test(test_adoption),
+        cmocka_unit_test(test_what_is_not_adopted),
         cmocka_unit_test(test_peaks),
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_layouts),
