@@ -70,7 +70,8 @@ typedef struct rs_plan_figures {
     int64_t needed_bytes;  /* bytes of its new shards that it did not hold: node_in + remote_in must
                               equal this */
     int64_t peak_safe;     /* old and new segments together, adopted ones once */
-    int64_t peak_tight;    /* when sources are freed as the order allows, staging not counted */
+    int64_t peak_tight; /* when sources are freed as the order allows, byte by byte, one copy at a
+                           time (docs/plan.md); staging not counted */
 } rs_plan_figures;
 
 /*
@@ -97,8 +98,9 @@ bool rs_plan_is_adopted(const rs_plan *plan, int segment);
 
 const rs_plan_figures *rs_plan_figures_of(const rs_plan *plan);
 
-/* The peak in tight mode with `window` bytes of copies in flight, in whole pages of `page` bytes.
- */
+/* The most memory that the rank's segments take in tight mode, with at most `window` bytes of its
+ * copies in flight, in whole pages of `page` bytes: an upper bound for a mover that keeps the rules
+ * of docs/plan.md. Cost grows with the pages that its copies touch. */
 rs_status rs_plan_peak_tight(
     const rs_plan *plan, int64_t window, int64_t page, int64_t *bytes) RS_MUST_CHECK;
 

@@ -133,7 +133,8 @@ rs_status rs_plan_json(const rs_plan *plan, char **out)
         text = json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
     json_decref(root);
     if (text == NULL)
-        return rs_error_set(RS_ERR_NO_MEMORY, "no memory for the plan as JSON");
+        return rs_error_set(
+            RS_ERR_NO_MEMORY, "the plan as JSON: no memory, or a name that is not UTF-8");
     *out = text;
     return RS_OK;
 }
