@@ -62,12 +62,13 @@ check() {
     verdict "$name: $*" $status "$output"
 }
 
-# Nothing of the test's jobs is left in shared memory.
+# Nothing of the test's jobs is left in shared memory, nor of their launchers in the temporary folder.
 check_clean() {
     local left
     left=$(comm -13 <(echo "$before") <(find /dev/shm -maxdepth 1 -name "reshard-*$1*" | sort))
+    left+=$(find "${TMPDIR:-/tmp}" -maxdepth 1 -name "reshard-$1*")
     [ -z "$left" ]
-    verdict "/dev/shm is clean after $1" $? "$left"
+    verdict "/dev/shm and ${TMPDIR:-/tmp} are clean after $1" $? "$left"
 }
 
 # until_true SECONDS COMMAND...: waits until the command succeeds.
