@@ -86,8 +86,7 @@ typedef struct rs_job {
     char layout[RS_LAYOUT_TEXT];
     rs_world world;
     rs_state state;
-    int64_t carried_bytes; /* of the state's segments, what lies in extents of older generations */
-    rs_trainer *trainer;   /* NULL on an idle rank */
+    rs_trainer *trainer; /* NULL on an idle rank */
     int generation;
     bool signalled; /* as far as it is known: on rank 0 any rank's, on an idle one what it told */
     int last_generation; /* the highest ever made */

@@ -12,8 +12,11 @@
  */
 #include "train/state.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/checked.h"
@@ -44,6 +47,7 @@ void rs_state_fini(rs_state *state)
     rs_placement_destroy(state->flat);
     rs_placement_destroy(state->placement);
     free(state->views);
+    free(state->carried);
     memset(state, 0, sizeof *state);
 }
 
@@ -95,6 +99,11 @@ rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, 
 {
     if (!state->holds && !sparse)
         return RS_OK;
+    state->carried = rs_calloc(adopted_count, sizeof *state->carried);
+    if (state->carried == NULL)
+        return rs_error_memory(adopted_count * sizeof *state->carried);
+    for (size_t i = 0; i < adopted_count; i++)
+        state->carried[state->carried_count++] = adopted[i];
     rs_segment_list segments = {0};
     rs_status status = rs_placement_segments(state->placement, state->rank, &segments);
     const rs_arena *from = old != NULL ? old->arena : NULL;
@@ -120,6 +129,39 @@ rs_status rs_state_footprint(const rs_state *state, int64_t *bytes)
         *bytes += segments.items[i].bytes;
     rs_segment_list_fini(&segments);
     return status;
+}
+
+/* Bytes of the pages from `data` on that are backed by memory. */
+static rs_status resident_pages(char *data, int64_t bytes, int64_t *resident)
+{
+    unsigned char pages[4096];
+    int64_t page = sysconf(_SC_PAGESIZE), round = page * (int64_t)sizeof pages;
+    for (int64_t done = 0; done < bytes; done += round) {
+        int64_t n = rs_min64(round, bytes - done);
+        if (mincore(data + done, (size_t)n, pages) != 0)
+            return rs_error_errno(errno, "cannot ask which pages of an arena are resident");
+        for (int64_t i = 0; i < rs_ceil_div(n, page); i++)
+            *resident += (pages[i] & 1) * page;
+    }
+    return RS_OK;
+}
+
+rs_status rs_state_resident(const rs_state *state, bool own, int64_t *bytes)
+{
+    const rs_memory *memory = rs_state_memory(state);
+    *bytes = 0;
+    if (memory == NULL)
+        return RS_OK;
+    RS_TRY(rs_arena_resident(state->arena, bytes));
+    size_t next = 0; /* of carried, ascending as the regions are */
+    for (size_t i = 0; !own && i < memory->count && next < state->carried_count; i++) {
+        const rs_region *region = &memory->regions[i];
+        if (region->segment != state->carried[next])
+            continue;
+        RS_TRY(resident_pages(region->data, region->bytes, bytes));
+        next++;
+    }
+    return RS_OK;
 }
 
 rs_status rs_state_locate(const rs_state *state, int tensor, const rs_box *box, int *block,

@@ -41,6 +41,8 @@ typedef struct rs_state {
     rs_arena *arena;         /* NULL until rs_state_allocate, and for a rank that holds nothing */
     int blocks;
     rs_view *views; /* [role][block]; after rs_state_allocate */
+    int *carried;   /* segments that were adopted: they lie in extents of older generations */
+    size_t carried_count;
 } rs_state;
 
 /* A rank's state without memory. rs_state_fini also after a failure. */
@@ -58,6 +60,10 @@ void rs_state_fini(rs_state *state);
 
 /* Bytes of all its segments. */
 rs_status rs_state_footprint(const rs_state *state, int64_t *bytes) RS_MUST_CHECK;
+
+/* Bytes of its segments that are backed by memory now; `own`: only those in its own generation's
+ * extent. Adopted segments are looked at page by page, which costs about 10 ms per GiB. */
+rs_status rs_state_resident(const rs_state *state, bool own, int64_t *bytes) RS_MUST_CHECK;
 
 /* Its memory; NULL where it holds nothing. */
 const rs_memory *rs_state_memory(const rs_state *state);

@@ -25,6 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "reshard/move_mpi.h"
@@ -43,7 +44,7 @@ typedef struct running {
     uint64_t *words_before;
     uint64_t *words_after;
     int64_t peak;
-    double looked;
+    double next_look;
     bool stuck;           /* there is no way back any more */
     uint64_t *old_hashes; /* rank 0, for tests */
     uint64_t *new_hashes;
@@ -180,32 +181,26 @@ void rs_switch_cancel(rs_job *job)
 
 /* ---- measuring ---- */
 
-/* Bytes of this rank's state that are backed by memory now, old and new. */
-static int64_t resident_bytes(const rs_job *job)
-{
-    const rs_arena *arenas[] = {job->state.arena, job->next.state.arena};
-    int64_t sum = job->carried_bytes, bytes;
-    for (int i = 0; i < 2; i++)
-        if (arenas[i] != NULL && rs_arena_resident(arenas[i], &bytes) == RS_OK)
-            sum += bytes;
-    return sum;
-}
-
 typedef struct look {
     rs_job *job;
     running *run;
 } look;
 
+/* Notes how much memory this rank's state has, old and new. In safe mode nothing is given back
+ * while bytes move, so the end of the move is the peak; in tight mode looks are spaced by what they
+ * cost. */
 static void look_at_peak(void *context, int64_t done, int64_t total)
 {
     look *l = context;
+    int64_t old, new;
     double now = rs_job_seconds();
-    if (done < total && now - l->run->looked < PEAK_LOOK)
+    if (done < total && (!l->job->options->tight || now < l->run->next_look))
         return;
-    l->run->looked = now;
-    int64_t bytes = resident_bytes(l->job);
-    if (bytes > l->run->peak)
-        l->run->peak = bytes;
+    if (rs_state_resident(&l->job->state, false, &old) == RS_OK &&
+        rs_state_resident(&l->job->next.state, true, &new) == RS_OK)
+        l->run->peak = rs_max64(l->run->peak, old + new);
+    double after = rs_job_seconds();
+    l->run->next_look = after + fmax(PEAK_LOOK, 20 * (after - now));
 }
 
 static rs_status gather_hashes(rs_job *job, uint64_t **out)
@@ -266,20 +261,42 @@ static void fill_forecast(const rs_next *n, rs_train_forecast *f)
     f->peak_tight = t->peak_tight;
 }
 
+/* Adds the segments of a state in whole pages, as arenas hold them, but for those that `plan`
+ * adopts. */
+static rs_status add_pages(const rs_state *state, const rs_plan *plan, int64_t page, int64_t *bytes)
+{
+    rs_segment_list segments = {0};
+    if (!state->holds)
+        return RS_OK;
+    RS_TRY(rs_placement_segments(state->placement, state->rank, &segments));
+    for (size_t i = 0; i < segments.count; i++)
+        if (plan == NULL || !rs_plan_is_adopted(plan, segments.items[i].segment))
+            *bytes += rs_round_up(segments.items[i].bytes, page);
+    rs_segment_list_fini(&segments);
+    return RS_OK;
+}
+
 /* Completes the figures known before anything moves, and tells them. */
 static rs_status forecast(rs_job *job, running *run)
 {
     rs_next *n = &job->next;
     rs_train_forecast *f = &run->event.forecast;
     int64_t window = job->options->window > 0 ? job->options->window : RS_MOVE_WINDOW;
-    int64_t tight = 0;
-    rs_status status = rs_plan_peak_tight(n->plan, window, sysconf(_SC_PAGESIZE), &tight);
+    int64_t page = sysconf(_SC_PAGESIZE), old = 0, peaks[2] = {0, 0}, most_peaks[2];
+    rs_status status = rs_plan_peak_tight(n->plan, window, page, &peaks[1]);
+    if (status == RS_OK)
+        status = add_pages(&job->state, NULL, page, &old);
+    if (status == RS_OK)
+        status = add_pages(&n->state, n->plan, page, &peaks[0]);
+    peaks[0] += old;
     RS_TRY(rs_job_agree(job, status));
     double mine[2] = {n->plan_seconds, n->prepare_seconds}, most[2];
-    MPI_Reduce(&tight, &f->peak_tight, 1, MPI_INT64_T, MPI_MAX, 0, job->comm);
+    MPI_Reduce(peaks, most_peaks, 2, MPI_INT64_T, MPI_MAX, 0, job->comm);
     MPI_Reduce(mine, most, 2, MPI_DOUBLE, MPI_MAX, 0, job->comm);
     if (job->rank != 0)
         return RS_OK;
+    f->peak_safe = most_peaks[0];
+    f->peak_tight = most_peaks[1];
     run->event.seconds.plan = most[0];
     run->event.seconds.prepare = most[1];
     answer(job, n->request, "moving", "training is stopped, bytes move", NULL);
@@ -396,16 +413,13 @@ static rs_status make_trainer(rs_job *job)
 static rs_status commit(rs_job *job, running *run)
 {
     char why[1000];
-    int64_t carried = rs_plan_figures_of(job->next.plan)->adopted_bytes;
     swap_layouts(job);
     rs_status status = rs_job_agree(job, make_trainer(job));
     if (status == RS_OK)
         status = rs_job_agree(
             job, job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK);
-    if (status == RS_OK) {
-        job->carried_bytes = carried;
+    if (status == RS_OK)
         return RS_OK;
-    }
     snprintf(why, sizeof why, "%s", rs_error_message());
     swap_layouts(job);
     if (!run->stuck && rs_job_agree(job, make_trainer(job)) != RS_OK)
@@ -438,14 +452,12 @@ static rs_status run_phases(rs_job *job, running *run)
 
 /* ---- telling ---- */
 
-/* The measured peak may exceed the predicted one by the rounding of segments to pages. */
+/* The forecast counts whole pages, so the measured peak must not exceed it. */
 static void check_peak(rs_job *job, const rs_train_switched *event)
 {
     const rs_train_forecast *f = &event->forecast;
-    int64_t segments = (int64_t)job->state.blocks * rs_space_role_count(job->space);
-    int64_t slack = 2 * segments * sysconf(_SC_PAGESIZE);
     int64_t most = f->tight ? f->peak_tight : f->peak_safe;
-    if (event->peak_bytes > most + slack)
+    if (event->peak_bytes > most)
         rs_job_notice(job, "the switch used %lld bytes on a rank, and %lld were predicted",
             (long long)event->peak_bytes, (long long)most);
 }

@@ -76,8 +76,7 @@ def check_switches(result, count, certificate="ok", **more):
         check(event["bytes_moved"] == event["bytes_minimum"],
               f"{name}: moved {event['bytes_moved']}, minimum {event['bytes_minimum']}")
         peak = event["peak_" + event["mode"]]
-        slack = 2 * 4 * 5 * 4096  # pages of two sets of segments: roles x blocks
-        check(event["peak_bytes"] <= peak + slack, f"{name}: peak {event['peak_bytes']}, predicted {peak}")
+        check(event["peak_bytes"] <= peak, f"{name}: peak {event['peak_bytes']}, predicted {peak}")
         for key, value in more.items():
             check(event[key] == value, f"{name}: {key} is {event[key]}, wanted {value}")
 
