@@ -11,6 +11,9 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command does: there are more threads than cores
+
+
 class Failed(Exception):
     pass
 
