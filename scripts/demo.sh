@@ -15,23 +15,23 @@ else
 fi
 
 # Real text that every Debian system has: the licences, and this project's own documents.
-text=$work/text
-cat /usr/share/common-licenses/[A-Z]* LICENSE ./*.md docs/*.md >"$text"
+cat /usr/share/common-licenses/[A-Z]* LICENSE ./*.md docs/*.md >"$work/text"
 
-run() {
-    echo "\$ reshard $*" | sed "s|$work/||g"
+compare=$PWD/scripts/compare_losses.sh
+cd "$work"
+train() {
+    set -- train --model llama-tiny --data text --steps 50 --seq 64 --layout 'tp=2,dp=2,zero=1' "$@"
+    echo "\$ reshard $*"
     "$reshard" "$@"
 }
-train=(train --model llama-tiny --data "$text" --steps 50 --dtype fp32 --seq 64 --global-batch 8
-    --micro-batch 2 --layout 'tp=2,dp=2,zero=1')
 
-echo "A model of 3 million parameters, $(wc -c <"$text") bytes of text, 50 steps, five layouts:"
+echo "A model of 3 million parameters, $(wc -c <text) bytes of text, 50 steps, four changes of layout:"
 echo
-run "${train[@]}" --job "$work/switching" --switch 10:pp=2,tp=2 --switch 20:dp=3,zero=1 \
-    --switch 30:tp=4 --switch 40:tp=2,dp=2,zero=1
+train --job switching --switch 10:pp=2,tp=2 --switch 20:dp=3,zero=1 --switch 30:tp=4 \
+    --switch 40:tp=2,dp=2,zero=1
 echo
-echo "The same training without a switch:"
+echo "The same training without a switch (every tenth step shown):"
 echo
-run "${train[@]}" --job "$work/plain"
+train --job plain | awk '!/^step/ || $2 % 10 == 0'
 echo
-scripts/compare_losses.sh "$work/switching/metrics.jsonl" "$work/plain/metrics.jsonl" 1e-5
+"$compare" switching/metrics.jsonl plain/metrics.jsonl 1e-5
