@@ -31,11 +31,13 @@ extern "C" {
 /* What an axis counts, hence how a layout cuts it. */
 typedef enum rs_axis {
     RS_AXIS_WHOLE = 0, /* never cut by a layout */
-    RS_AXIS_LAYER,     /* one index per layer; pipeline stages own ranges. Always axis 0. */
+    RS_AXIS_LAYER,     /* one index per layer; pipeline stages own layers. Always axis 0. */
     RS_AXIS_Q_HEAD,    /* query heads, `unit` rows each; tp by the ceil rule in whole heads */
     RS_AXIS_KV_HEAD,   /* key/value heads, `unit` rows each; follow the query heads that use them */
     RS_AXIS_FFN,       /* feed-forward rows; tp by the ceil rule */
-    RS_AXIS_VOCAB      /* vocabulary rows; tp by the ceil rule, so padding never exists */
+    RS_AXIS_VOCAB,     /* vocabulary rows; tp by the ceil rule, so padding never exists */
+    RS_AXIS_EXPERT     /* experts; ep, sizes within one. A tensor with it is on the experts' mesh:
+                          its other axes are dealt over etp instead of tp */
 } rs_axis;
 
 /* Which pipeline stages hold a tensor that has no layer axis. */
@@ -53,6 +55,8 @@ typedef struct rs_tensor {
     rs_axis axis[RS_MAX_DIMS];
     int64_t unit[RS_MAX_DIMS]; /* elements of the axis per unit that is dealt; 0 means 1 */
     int64_t kv_group;          /* query heads per key/value head, for RS_AXIS_KV_HEAD; 0 means 1 */
+    int64_t layer_first;       /* index i of the layer axis is layer layer_first + i of the model:
+                                  layers that differ are several tensors */
     rs_stage_rule stage;
     bool decay; /* takes part in weight decay */
 } rs_tensor;
@@ -83,7 +87,8 @@ rs_status rs_space_add_role(rs_space *space, const rs_role *role, int *id) RS_MU
 
 /* Adds a tensor; copies `tensor` and its name. `*id` (may be NULL) gets its number, from 0 on.
  * RS_ERR_ARGUMENT: name taken, more than RS_MAX_DIMS dimensions, negative extent, an axis length
- * that is no multiple of its unit, a layer axis that is not axis 0, a negative kv_group.
+ * that is no multiple of its unit, a layer axis that is not axis 0, a negative kv_group or
+ * layer_first, a layer_first without a layer axis, a second expert axis.
  * RS_ERR_OVERFLOW: elements, bytes or query heads do not fit 64 bits. */
 rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id) RS_MUST_CHECK;
 
@@ -106,8 +111,11 @@ const rs_role *rs_space_role(const rs_space *space, int role);
 int rs_space_find_tensor(const rs_space *space, const char *name);
 int rs_space_find_role(const rs_space *space, const char *name);
 
-/* Length of the layer axis (the longest, if tensors differ); 0 if no tensor has one. */
+/* Layers of the model: where the layer axis that reaches farthest ends; 0 if no tensor has one. */
 int64_t rs_space_layer_count(const rs_space *space);
+
+/* Length of the longest expert axis; 0 if no tensor has one. */
+int64_t rs_space_expert_count(const rs_space *space);
 
 /* Elements of all tensors; bytes of one role over the tensors that have it, or of all roles for
  * role = -1. */

@@ -36,6 +36,7 @@ struct rs_space {
     int role_count;
     int64_t elements;
     int64_t layers;
+    int64_t experts;
 };
 
 rs_status rs_space_create(rs_space **out)
@@ -111,7 +112,15 @@ static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)
     if (tensor->ndim < 0 || tensor->ndim > RS_MAX_DIMS)
         return rs_error_set(RS_ERR_ARGUMENT, "tensor %s has %d dimensions, 0 to %d are possible",
             tensor->name, tensor->ndim, RS_MAX_DIMS);
+    bool layered = tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER;
+    int64_t last;
+    if (tensor->layer_first < 0 || (tensor->layer_first > 0 && !layered) ||
+        (layered && !rs_add_fits(tensor->layer_first, tensor->shape[0], &last)))
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "tensor %s: its layers would begin with layer %" PRId64, tensor->name,
+            tensor->layer_first);
     *volume = 1;
+    int expert_axes = 0;
     bool empty = false;
     for (int d = 0; d < tensor->ndim; d++) {
         int64_t extent = tensor->shape[d];
@@ -123,6 +132,10 @@ static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)
         if (tensor->axis[d] == RS_AXIS_LAYER && d != 0)
             return rs_error_set(
                 RS_ERR_ARGUMENT, "tensor %s: the layer axis must be dimension 0", tensor->name);
+        expert_axes += tensor->axis[d] == RS_AXIS_EXPERT;
+        if (expert_axes > 1)
+            return rs_error_set(
+                RS_ERR_ARGUMENT, "tensor %s: it has more than one expert axis", tensor->name);
         int64_t q_heads;
         if (tensor->axis[d] == RS_AXIS_KV_HEAD && tensor->kv_group < 0)
             return rs_error_set(RS_ERR_ARGUMENT,
@@ -176,8 +189,11 @@ rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id)
         *id = (int)space->tensor_count;
     space->tensor_count++;
     space->elements = elements;
-    if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER)
-        space->layers = rs_max64(space->layers, tensor->shape[0]);
+    if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER && tensor->shape[0] > 0)
+        space->layers = rs_max64(space->layers, tensor->layer_first + tensor->shape[0]);
+    for (int d = 0; d < tensor->ndim; d++)
+        if (tensor->axis[d] == RS_AXIS_EXPERT)
+            space->experts = rs_max64(space->experts, tensor->shape[d]);
     return RS_OK;
 }
 
@@ -238,6 +254,11 @@ int rs_space_find_role(const rs_space *space, const char *name)
 int64_t rs_space_layer_count(const rs_space *space)
 {
     return space->layers;
+}
+
+int64_t rs_space_expert_count(const rs_space *space)
+{
+    return space->experts;
 }
 
 int64_t rs_space_elements(const rs_space *space)

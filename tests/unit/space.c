@@ -109,6 +109,30 @@ static void test_own_dtypes(void **state)
     rs_space_destroy(space);
 }
 
+/* Layers that differ are tensors that begin with different layers. */
+static void test_layers_and_experts(void **state)
+{
+    (void)state;
+    rs_space *space = empty_space();
+    rs_tensor dense = {.name = "dense", .ndim = 2, .shape = {3, 5}, .axis = {RS_AXIS_LAYER}};
+    rs_tensor experts = {.name = "experts",
+        .ndim = 3,
+        .shape = {58, 7, 5},
+        .axis = {RS_AXIS_LAYER, RS_AXIS_EXPERT, RS_AXIS_FFN},
+        .layer_first = 3};
+    rs_tensor nothing = {.name = "nothing", .ndim = 1, .axis = {RS_AXIS_LAYER}, .layer_first = 100};
+    assert_int_equal(rs_space_add_tensor(space, &dense, NULL), RS_OK);
+    assert_int_equal(rs_space_layer_count(space), 3);
+    assert_int_equal(rs_space_expert_count(space), 0);
+    assert_int_equal(rs_space_add_tensor(space, &experts, NULL), RS_OK);
+    assert_int_equal(rs_space_layer_count(space), 61);
+    assert_int_equal(rs_space_expert_count(space), 7);
+    assert_int_equal(rs_space_add_tensor(space, &nothing, NULL), RS_OK);
+    assert_int_equal(rs_space_layer_count(space), 61);
+    assert_int_equal(rs_space_tensor(space, 1)->layer_first, 3);
+    rs_space_destroy(space);
+}
+
 static void refuse(rs_space *space, const rs_tensor *tensor, rs_status wanted, const char *word)
 {
     int before = rs_space_tensor_count(space);
@@ -153,6 +177,18 @@ static void test_refusals(void **state)
     bad.kv_group = INT64_MAX / 4;
     refuse(space, &bad, RS_ERR_OVERFLOW, "query heads");
     bad.kv_group = 0;
+    bad.axis[1] = RS_AXIS_FFN;
+    bad.layer_first = 3;
+    refuse(space, &bad, RS_ERR_ARGUMENT, "begin with layer 3");
+    bad.axis[0] = RS_AXIS_LAYER;
+    bad.layer_first = -1;
+    refuse(space, &bad, RS_ERR_ARGUMENT, "begin with layer -1");
+    bad.layer_first = INT64_MAX;
+    refuse(space, &bad, RS_ERR_ARGUMENT, "begin with layer");
+    bad.layer_first = 0;
+    bad.axis[0] = bad.axis[1] = RS_AXIS_EXPERT;
+    refuse(space, &bad, RS_ERR_ARGUMENT, "more than one expert axis");
+    bad.axis[0] = bad.axis[1] = RS_AXIS_WHOLE;
     bad.shape[0] = INT64_MAX / 2;
     refuse(space, &bad, RS_ERR_OVERFLOW, "u");
     /* One that fits alone but whose bytes, with all roles of the widest type, do not. */
@@ -238,6 +274,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_own_dtypes),
+        cmocka_unit_test(test_layers_and_experts),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_role_refusals),
         cmocka_unit_test(test_many_names),
