@@ -92,7 +92,7 @@ rs_status picture_save(const picture *p, const char *path, bool replace)
     double matrix = picture_matrix_height(p);
 
     svg s = {0};
-    char title[400];
+    char title[2 * RS_LAYOUT_TEXT + 100];
     snprintf(title, sizeof title, "%s: %s to %s", subj->model.name, from, to);
     svg_begin(&s, PICTURE_WIDTH, HEADER + before + GAP + after + GAP + matrix + 20, title);
     svg_text(&s, PICTURE_MARGIN, 42, (svg_style){.size = 24, .bold = true},

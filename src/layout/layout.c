@@ -1,410 +1,246 @@
 /*
- * Layouts as text, and their arithmetic: who owns which layers, heads, rows and flat ranges.
+ * The arithmetic of layouts: who owns which layers, experts, heads, rows and flat ranges.
  *
  * Everything here is a closed formula of one rank's coordinates; mesh.c makes a placement of it.
  *
  * Rules (docs/layouts.md has worked examples):
- * 1. A rank's coordinates are the digits of its number, the fastest axis of `order` first.
- * 2. Layers over stages: sizes differ by at most one, larger first.
- * 3. Heads, feed-forward rows and vocabulary rows over tp: ceil(n / tp) units each, in order, fewer
- * at the end, so that some ranks may be left with nothing.
+ * 1. A rank's coordinates are the digits of its number, the fastest axis of `order` first. Ranks of
+ * one pipeline stage are counted in that order too, and their digits on the experts' mesh are those
+ * of that count; so a stage's ranks are the same on both meshes, wherever pp stands.
+ * 2. Layers over stages, experts over ep: sizes differ by at most one, larger first. More ep ranks
+ * than experts: the ranks are dealt over the experts.
+ * 3. Heads, feed-forward rows and vocabulary rows over tp or etp: ceil(n / tp) units each, in
+ * order, fewer at the end, so that some ranks may be left with nothing.
  * 4. Key/value heads: exactly those that a rank's query heads use; neighbours may share one.
- * 5. ZeRO: shard d of dp is elements [d n, (d + 1) n) of the local concatenation, n = ceil(total /
- * dp) rounded up to RS_FLAT_ALIGN.
- *
- * Text errors name the key, what was given and what would fit. Keys that belong to the language of
- * layouts but not yet to this version are known, and taken where they say what holds anyway.
+ * 5. ZeRO: ranks that have the same slice, by number, in groups of neighbours; what a group
+ * divides, all groups have.
  */
 #include "reshard/layout.h"
 
 #include <inttypes.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "layout/mesh.h"
-
-static const char *const axis_names[RS_MESH_AXES] = {"tp", "dp", "pp"};
-static const rs_mesh_axis default_order[RS_MESH_AXES] = {RS_MESH_TP, RS_MESH_DP, RS_MESH_PP};
-
-/* ---- text ---- */
-
-/* What a text has said so far; sizes are 0 where it has not. */
-typedef struct parsed {
-    rs_layout layout;
-    int cp, ep, etp, vpp, shard;
-    bool has_zero, has_order, has_sp, has_zero_cut;
-} parsed;
-
-#define KEY_LENGTH 16
-#define VALUE_LENGTH 64
-
-static rs_status parse_number(const char *key, const char *value, int lowest, int *out)
-{
-    char *end;
-    long number = strtol(value, &end, 10);
-    if (value[0] < '0' || value[0] > '9' || *end != '\0' || number < lowest || number > INT_MAX)
-        return rs_error_set(RS_ERR_ARGUMENT, "layout: %s=%s: a whole number from %d on is wanted",
-            key, value, lowest);
-    *out = (int)number;
-    return RS_OK;
-}
-
-static rs_status twice(const char *key)
-{
-    return rs_error_set(RS_ERR_ARGUMENT, "layout: %s is given twice", key);
-}
-
-static rs_status bad_order(const char *value)
-{
-    return rs_error_set(RS_ERR_ARGUMENT,
-        "layout: order=%s: tp, dp and pp are wanted once each, joined by '-', fastest first "
-        "(cp and ep may stand among them), as in order=tp-cp-ep-dp-pp",
-        value);
-}
-
-static rs_status parse_order(const char *value, rs_layout *layout)
-{
-    /* The mesh axes first, then those whose size is always 1. */
-    enum { NAMES = RS_MESH_AXES + 2 };
-    const char *const names[NAMES] = {axis_names[0], axis_names[1], axis_names[2], "cp", "ep"};
-    bool seen[NAMES] = {false};
-    int count = 0;
-    for (const char *at = value;; at++) {
-        size_t length = strcspn(at, "-");
-        int axis = 0;
-        while (axis < NAMES && (length != 2 || strncmp(at, names[axis], 2) != 0))
-            axis++;
-        if (axis == NAMES || seen[axis])
-            return bad_order(value);
-        seen[axis] = true;
-        if (axis < RS_MESH_AXES)
-            layout->order[count++] = (rs_mesh_axis)axis;
-        at += length;
-        if (*at == '\0')
-            break;
-    }
-    return count == RS_MESH_AXES ? RS_OK : bad_order(value);
-}
-
-static rs_status parse_sizes(const char *key, const char *value, parsed *out, bool *known)
-{
-    const struct {
-        const char *key;
-        int *size;
-    } sizes[] = {{"tp", &out->layout.tp}, {"pp", &out->layout.pp}, {"dp", &out->layout.dp},
-        {"cp", &out->cp}, {"ep", &out->ep}, {"etp", &out->etp}, {"vpp", &out->vpp},
-        {"shard", &out->shard}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (strcmp(key, sizes[i].key) != 0)
-            continue;
-        *known = true;
-        if (*sizes[i].size != 0)
-            return twice(key);
-        return parse_number(key, value, 1, sizes[i].size);
-    }
-    *known = false;
-    return RS_OK;
-}
-
-static rs_status unsupported(const char *key, const char *value, const char *instead)
-{
-    return rs_error_set(RS_ERR_UNSUPPORTED,
-        "layout: %s=%s: this version knows the key but cannot do it; %s would do", key, value,
-        instead);
-}
-
-static rs_status parse_sp(const char *value)
-{
-    if (strcmp(value, "off") == 0)
-        return RS_OK;
-    if (strcmp(value, "on") == 0)
-        return unsupported("sp", value, "sp=off");
-    if (value[0] >= '0' && value[0] <= '9')
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "layout: sp=%s: sp is on or off; use cp=%s to cut the "
-            "sequence over ranks",
-            value, value);
-    return rs_error_set(RS_ERR_ARGUMENT, "layout: sp=%s: on or off is wanted", value);
-}
-
-static rs_status parse_zero_cut(const char *value)
-{
-    if (strcmp(value, "concat") == 0)
-        return RS_OK;
-    if (strcmp(value, "param") == 0 || strcmp(value, "dim0") == 0)
-        return unsupported("zero_cut", value, "zero_cut=concat");
-    return rs_error_set(
-        RS_ERR_ARGUMENT, "layout: zero_cut=%s: concat, param or dim0 is wanted", value);
-}
-
-static rs_status parse_pair(const char *key, const char *value, parsed *out)
-{
-    bool known;
-    RS_TRY(parse_sizes(key, value, out, &known));
-    if (known)
-        return RS_OK;
-    bool *seen = strcmp(key, "zero") == 0       ? &out->has_zero
-                 : strcmp(key, "order") == 0    ? &out->has_order
-                 : strcmp(key, "sp") == 0       ? &out->has_sp
-                 : strcmp(key, "zero_cut") == 0 ? &out->has_zero_cut
-                                                : NULL;
-    if (strcmp(key, "stages") == 0)
-        return unsupported(key, value, "pp=N, which deals the layers evenly,");
-    if (seen == NULL)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "layout: unknown key %s (with value %s); the keys are tp, pp, dp, zero, order, and "
-            "cp, ep, etp, vpp, sp, stages, shard, zero_cut",
-            key, value);
-    if (*seen)
-        return twice(key);
-    *seen = true;
-    if (seen == &out->has_order)
-        return parse_order(value, &out->layout);
-    if (seen == &out->has_sp)
-        return parse_sp(value);
-    if (seen == &out->has_zero_cut)
-        return parse_zero_cut(value);
-    RS_TRY(parse_number(key, value, 0, &out->layout.zero));
-    if (out->layout.zero > 3)
-        return rs_error_set(RS_ERR_ARGUMENT, "layout: zero=%s: 0, 1, 2 or 3 is wanted", value);
-    return RS_OK;
-}
-
-static void default_to_one(int *size)
-{
-    if (*size == 0)
-        *size = 1;
-}
-
-/* What the keys say together: absent ones mean their default, unsupported ones must. */
-static rs_status settle(parsed *all)
-{
-    default_to_one(&all->layout.tp);
-    default_to_one(&all->layout.pp);
-    default_to_one(&all->layout.dp);
-    if (!all->has_order)
-        memcpy(all->layout.order, default_order, sizeof default_order);
-    const struct {
-        const char *key;
-        int value;
-    } ones[] = {{"cp", all->cp}, {"ep", all->ep}, {"vpp", all->vpp}};
-    char text[VALUE_LENGTH];
-    for (size_t i = 0; i < sizeof ones / sizeof *ones; i++) {
-        if (ones[i].value <= 1)
-            continue;
-        snprintf(text, sizeof text, "%d", ones[i].value);
-        char instead[VALUE_LENGTH];
-        snprintf(instead, sizeof instead, "%s=1", ones[i].key);
-        return unsupported(ones[i].key, text, instead);
-    }
-    /* Without experts, etp says nothing; 1 and its default, tp, are taken. */
-    if (all->etp > 1 && all->etp != all->layout.tp) {
-        snprintf(text, sizeof text, "%d", all->etp);
-        return unsupported("etp", text, "leaving it out");
-    }
-    if (all->shard != 0 && all->shard != all->layout.dp) {
-        snprintf(text, sizeof text, "%d", all->shard);
-        char instead[VALUE_LENGTH];
-        snprintf(instead, sizeof instead, "shard=%d (dp x cp)", all->layout.dp);
-        return unsupported("shard", text, instead);
-    }
-    return rs_layout_check(&all->layout);
-}
-
-/* Copies a part of the text, `what` of it, to a buffer of `size`. */
-static rs_status take_part(const char *what, const char *from, size_t length, char *to, size_t size)
-{
-    if (length == 0 || length >= size)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "layout: the %s \"%.*s\" has %zu characters, 1 to %zu are possible; a layout looks "
-            "like "
-            "tp=2,pp=4,dp=8,zero=1",
-            what, (int)(length < size ? length : size), from, length, size - 1);
-    memcpy(to, from, length);
-    to[length] = '\0';
-    return RS_OK;
-}
-
-rs_status rs_layout_parse(const char *text, rs_layout *out)
-{
-    parsed all = {0};
-    for (const char *at = text;; at++) {
-        char key[KEY_LENGTH];
-        char value[VALUE_LENGTH];
-        size_t length = strcspn(at, ",");
-        size_t key_length = strcspn(at, "=,");
-        if (key_length == length)
-            return rs_error_set(RS_ERR_ARGUMENT,
-                "layout: \"%.*s\" in \"%.80s\" is not key=value; a layout looks like "
-                "tp=2,pp=4,dp=8,zero=1",
-                (int)rs_min64((int64_t)length, VALUE_LENGTH), at, text);
-        RS_TRY(take_part("key", at, key_length, key, sizeof key));
-        RS_TRY(
-            take_part("value", at + key_length + 1, length - key_length - 1, value, sizeof value));
-        RS_TRY(parse_pair(key, value, &all));
-        at += length;
-        if (*at == '\0')
-            break;
-    }
-    RS_TRY(settle(&all));
-    *out = all.layout;
-    return RS_OK;
-}
-
-static bool has_default_order(const rs_layout *layout)
-{
-    return memcmp(layout->order, default_order, sizeof default_order) == 0;
-}
-
-char *rs_layout_format(const rs_layout *layout, char *text)
-{
-    const struct {
-        const char *key;
-        int value;
-        int absent;
-    } keys[] = {{"tp", layout->tp, 1}, {"pp", layout->pp, 1}, {"dp", layout->dp, 1},
-        {"zero", layout->zero, 0}};
-    int used = 0;
-    text[0] = '\0';
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (keys[i].value != keys[i].absent)
-            used += snprintf(text + used, (size_t)(RS_LAYOUT_TEXT - used), "%s%s=%d",
-                used > 0 ? "," : "", keys[i].key, keys[i].value);
-    if (!has_default_order(layout))
-        used += snprintf(text + used, (size_t)(RS_LAYOUT_TEXT - used), "%sorder=%s-%s-%s",
-            used > 0 ? "," : "", axis_names[layout->order[0]], axis_names[layout->order[1]],
-            axis_names[layout->order[2]]);
-    if (used == 0)
-        snprintf(text, RS_LAYOUT_TEXT, "dp=1");
-    return text;
-}
-
-char *rs_layout_describe(const rs_layout *layout, char *text)
-{
-    snprintf(text, RS_LAYOUT_TEXT, "world %d = tp%d cp1 dp%d pp%d", rs_layout_world(layout),
-        layout->tp, layout->dp, layout->pp);
-    return text;
-}
-
-bool rs_layout_equal(const rs_layout *a, const rs_layout *b)
-{
-    return a->tp == b->tp && a->pp == b->pp && a->dp == b->dp && a->zero == b->zero &&
-           memcmp(a->order, b->order, sizeof a->order) == 0;
-}
-
-rs_status rs_layout_check(const rs_layout *layout)
-{
-    int64_t world = 1;
-    if (layout->tp < 1 || layout->pp < 1 || layout->dp < 1)
-        return rs_error_set(RS_ERR_ARGUMENT, "layout: tp=%d,pp=%d,dp=%d: each must be at least 1",
-            layout->tp, layout->pp, layout->dp);
-    if (layout->zero < 0 || layout->zero > 3)
-        return rs_error_set(
-            RS_ERR_ARGUMENT, "layout: zero=%d: 0, 1, 2 or 3 is wanted", layout->zero);
-    unsigned seen = 0;
-    for (int i = 0; i < RS_MESH_AXES; i++)
-        seen |= layout->order[i] < RS_MESH_AXES ? 1U << layout->order[i] : 0;
-    if (seen != (1U << RS_MESH_AXES) - 1)
-        return rs_error_set(
-            RS_ERR_ARGUMENT, "layout: the order must have each of tp, dp and pp once");
-    if (!rs_mul_fits(layout->tp, layout->pp, &world) || !rs_mul_fits(world, layout->dp, &world) ||
-        world > INT_MAX)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "layout: tp=%d,pp=%d,dp=%d: the product, the number of ranks, may be %d at most",
-            layout->tp, layout->pp, layout->dp, INT_MAX);
-    return RS_OK;
-}
 
 /* ---- ranks ---- */
 
 int rs_layout_world(const rs_layout *layout)
 {
-    return layout->tp * layout->pp * layout->dp;
+    return layout->tp * layout->cp * layout->pp * layout->dp;
 }
 
-static void axis_table(
-    const rs_layout *layout, rs_coords *coords, int *size[], int *digit[], rs_layout *sizes)
+int rs_layout_etp(const rs_layout *layout)
 {
-    *sizes = *layout;
-    int *all_sizes[RS_MESH_AXES] = {
-        [RS_MESH_TP] = &sizes->tp, [RS_MESH_DP] = &sizes->dp, [RS_MESH_PP] = &sizes->pp};
-    int *all_digits[RS_MESH_AXES] = {
-        [RS_MESH_TP] = &coords->tp, [RS_MESH_DP] = &coords->dp, [RS_MESH_PP] = &coords->pp};
-    for (int i = 0; i < RS_MESH_AXES; i++) {
-        size[i] = all_sizes[layout->order[i]];
-        digit[i] = all_digits[layout->order[i]];
+    return layout->etp > 0 ? layout->etp : layout->tp;
+}
+
+int rs_layout_edp(const rs_layout *layout)
+{
+    return layout->tp * layout->cp * layout->dp / (rs_layout_etp(layout) * layout->ep);
+}
+
+static int gcd(int a, int b)
+{
+    while (b != 0) {
+        int rest = a % b;
+        a = b;
+        b = rest;
     }
+    return a;
+}
+
+int rs_layout_shard_group(const rs_layout *layout, bool experts)
+{
+    int spread = layout->cp * layout->dp;
+    int group = layout->shard > 0 ? layout->shard : spread;
+    if (!experts)
+        return group;
+    /* In as many groups as the dense ones, or as many of those as edp allows. */
+    int edp = rs_layout_edp(layout);
+    return edp / gcd(spread / group, edp);
+}
+
+/* Sizes and digits of the axes of a mesh but for pp; an axis that is not on it has size 1. */
+static void mesh_sizes(const rs_layout *layout, int mesh, int *sizes)
+{
+    bool dense = mesh == RS_DENSE;
+    sizes[RS_MESH_TP] = dense ? layout->tp : rs_layout_etp(layout);
+    sizes[RS_MESH_CP] = dense ? layout->cp : 1;
+    sizes[RS_MESH_EP] = dense ? 1 : layout->ep;
+    sizes[RS_MESH_DP] = dense ? layout->dp : rs_layout_edp(layout);
+    sizes[RS_MESH_PP] = 1;
+}
+
+static void to_digits(const rs_layout *layout, int mesh, int index, int *digits)
+{
+    int sizes[RS_MESH_AXES];
+    mesh_sizes(layout, mesh, sizes);
+    for (int i = 0; i < RS_MESH_AXES; i++) {
+        rs_mesh_axis axis = layout->order[i];
+        digits[axis] = index % sizes[axis];
+        index /= sizes[axis];
+    }
+}
+
+static int from_digits(const rs_layout *layout, int mesh, const int *digits)
+{
+    int sizes[RS_MESH_AXES];
+    int index = 0;
+    mesh_sizes(layout, mesh, sizes);
+    for (int i = RS_MESH_AXES - 1; i >= 0; i--) {
+        rs_mesh_axis axis = layout->order[i];
+        index = index * sizes[axis] + digits[axis];
+    }
+    return index;
+}
+
+/* Ranks between two that differ by one in pp. */
+static int stage_step(const rs_layout *layout)
+{
+    int sizes[RS_MESH_AXES];
+    int step = 1;
+    mesh_sizes(layout, RS_DENSE, sizes);
+    for (int i = 0; layout->order[i] != RS_MESH_PP; i++)
+        step *= sizes[layout->order[i]];
+    return step;
+}
+
+/* The pipeline rank, and the rank's number among those of its stage. */
+static int split_rank(const rs_layout *layout, int rank, int *index)
+{
+    int step = stage_step(layout);
+    *index = rank % step + rank / step / layout->pp * step;
+    return rank / step % layout->pp;
+}
+
+static int join_rank(const rs_layout *layout, int stage, int index)
+{
+    int step = stage_step(layout);
+    return index % step + (stage + index / step * layout->pp) * step;
 }
 
 rs_coords rs_layout_coords(const rs_layout *layout, int rank)
 {
-    rs_coords coords;
-    rs_layout sizes;
-    int *size[RS_MESH_AXES];
-    int *digit[RS_MESH_AXES];
-    axis_table(layout, &coords, size, digit, &sizes);
-    for (int i = 0; i < RS_MESH_AXES; i++) {
-        *digit[i] = rank % *size[i];
-        rank /= *size[i];
-    }
-    return coords;
+    int dense[RS_MESH_AXES];
+    int experts[RS_MESH_AXES];
+    int index;
+    int stage = split_rank(layout, rank, &index);
+    to_digits(layout, RS_DENSE, index, dense);
+    to_digits(layout, RS_EXPERTS, index, experts);
+    return (rs_coords){.tp = dense[RS_MESH_TP],
+        .cp = dense[RS_MESH_CP],
+        .dp = dense[RS_MESH_DP],
+        .pp = stage,
+        .etp = experts[RS_MESH_TP],
+        .ep = experts[RS_MESH_EP],
+        .edp = experts[RS_MESH_DP]};
 }
 
 int rs_layout_rank(const rs_layout *layout, rs_coords coords)
 {
-    rs_layout sizes;
-    int *size[RS_MESH_AXES];
-    int *digit[RS_MESH_AXES];
-    axis_table(layout, &coords, size, digit, &sizes);
-    int rank = 0;
-    for (int i = RS_MESH_AXES - 1; i >= 0; i--)
-        rank = rank * *size[i] + *digit[i];
-    return rank;
+    const int digits[RS_MESH_AXES] = {
+        [RS_MESH_TP] = coords.tp, [RS_MESH_CP] = coords.cp, [RS_MESH_DP] = coords.dp};
+    return join_rank(layout, coords.pp, from_digits(layout, RS_DENSE, digits));
 }
 
-rs_status rs_layout_check_trainable(const rs_layout *layout, const rs_space *space)
+int rs_layout_expert_rank(const rs_layout *layout, rs_coords coords)
 {
-    int64_t layers = rs_space_layer_count(space);
-    rs_layout fits = *layout;
-    fits.pp = (int)rs_min64(layout->pp, rs_max64(layers, 1));
-    fits.zero = layout->zero > 1 ? 1 : layout->zero;
-    char text[RS_LAYOUT_TEXT];
-    char nearest[RS_LAYOUT_TEXT];
-    rs_layout_format(layout, text);
-    rs_layout_format(&fits, nearest);
-    if (fits.pp != layout->pp)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "layout %s: pp=%d, but the model has %" PRId64
-            " layers and every pipeline stage needs one; the nearest that fits is %s",
-            text, layout->pp, layers, nearest);
-    if (fits.zero != layout->zero)
-        return rs_error_set(RS_ERR_UNSUPPORTED,
-            "layout %s: the trainer has zero=0 and zero=1; the nearest that fits is %s", text,
-            nearest);
-    return RS_OK;
+    const int digits[RS_MESH_AXES] = {
+        [RS_MESH_TP] = coords.etp, [RS_MESH_EP] = coords.ep, [RS_MESH_DP] = coords.edp};
+    return join_rank(layout, coords.pp, from_digits(layout, RS_EXPERTS, digits));
 }
 
-/* ---- layers over stages ---- */
+rs_grid rs_layout_grid(const rs_layout *layout, int mesh)
+{
+    if (mesh == RS_DENSE)
+        return (rs_grid){.slices = layout->tp,
+            .spread = layout->cp * layout->dp,
+            .group = rs_layout_shard_group(layout, false)};
+    return (rs_grid){.slices = rs_layout_etp(layout) * layout->ep,
+        .spread = rs_layout_edp(layout),
+        .group = rs_layout_shard_group(layout, true)};
+}
+
+/* Whether cp is faster than dp. */
+static bool cp_first(const rs_layout *layout)
+{
+    for (int i = 0; i < RS_MESH_AXES; i++)
+        if (layout->order[i] == RS_MESH_CP || layout->order[i] == RS_MESH_DP)
+            return layout->order[i] == RS_MESH_CP;
+    return true;
+}
+
+rs_place rs_layout_place(const rs_layout *layout, int mesh, int rank)
+{
+    rs_coords at = rs_layout_coords(layout, rank);
+    if (mesh == RS_EXPERTS)
+        return (rs_place){
+            .stage = at.pp, .slice = at.etp + at.ep * rs_layout_etp(layout), .member = at.edp};
+    return (rs_place){.stage = at.pp,
+        .slice = at.tp,
+        .member = cp_first(layout) ? at.cp + at.dp * layout->cp : at.dp + at.cp * layout->dp};
+}
+
+int rs_layout_place_rank(const rs_layout *layout, int mesh, rs_place place)
+{
+    rs_coords at = {.pp = place.stage};
+    if (mesh == RS_EXPERTS) {
+        at.etp = place.slice % rs_layout_etp(layout);
+        at.ep = place.slice / rs_layout_etp(layout);
+        at.edp = place.member;
+        return rs_layout_expert_rank(layout, at);
+    }
+    at.tp = place.slice;
+    at.cp = cp_first(layout) ? place.member % layout->cp : place.member / layout->dp;
+    at.dp = cp_first(layout) ? place.member / layout->cp : place.member % layout->dp;
+    return rs_layout_rank(layout, at);
+}
+
+/* ---- things dealt in sizes within one ---- */
+
+/* Part `part` of `n` things in `parts`, larger parts first. */
+static void even_part(int64_t n, int64_t parts, int64_t part, int64_t *begin, int64_t *end)
+{
+    int64_t each = n / parts;
+    int64_t larger = n % parts;
+    *begin = part * each + rs_min64(part, larger);
+    *end = *begin + each + (part < larger ? 1 : 0);
+}
+
+/* The part that has thing `index`. */
+static int64_t even_owner(int64_t n, int64_t parts, int64_t index)
+{
+    int64_t each = n / parts;
+    int64_t larger = n % parts;
+    int64_t in_larger = larger * (each + 1);
+    return index < in_larger ? index / (each + 1) : larger + (index - in_larger) / each;
+}
 
 void rs_layout_stage_layers(
     const rs_layout *layout, int64_t layers, int stage, int64_t *begin, int64_t *end)
 {
-    int64_t each = layers / layout->pp;
-    int64_t larger = layers % layout->pp;
-    *begin = stage * each + rs_min64(stage, larger);
-    *end = *begin + each + (stage < larger ? 1 : 0);
+    if (layout->stage_count == 0) {
+        even_part(layers, (int64_t)layout->pp * layout->vpp, stage, begin, end);
+        return;
+    }
+    *begin = stage > 0 ? layout->stage_end[stage - 1] : 0;
+    *end = layout->stage_end[stage];
 }
 
 int rs_layout_stage_of_layer(const rs_layout *layout, int64_t layers, int64_t layer)
 {
-    int64_t each = layers / layout->pp;
-    int64_t larger = layers % layout->pp;
-    int64_t in_larger = larger * (each + 1);
-    return (int)(layer < in_larger ? layer / (each + 1) : larger + (layer - in_larger) / each);
+    if (layout->stage_count == 0)
+        return (int)even_owner(layers, (int64_t)layout->pp * layout->vpp, layer);
+    int low = 0;
+    int high = layout->stage_count - 1;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (layout->stage_end[middle] <= layer)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 bool rs_layout_stage_has(const rs_layout *layout, const rs_tensor *tensor, int stage, bool tail)
@@ -425,40 +261,88 @@ bool rs_layout_stage_has(const rs_layout *layout, const rs_tensor *tensor, int s
     return false;
 }
 
-/* ---- heads and rows over tp ---- */
+void rs_layout_ep_range(
+    const rs_layout *layout, const rs_tensor *tensor, int dim, int ep, int64_t *begin, int64_t *end)
+{
+    int64_t unit = rs_max64(tensor->unit[dim], 1);
+    int64_t experts = tensor->shape[dim] / unit;
+    if (experts >= layout->ep || experts == 0) {
+        even_part(experts, layout->ep, ep, begin, end);
+    } else {
+        *begin = even_owner(layout->ep, experts, ep);
+        *end = *begin + 1;
+    }
+    *begin *= unit;
+    *end *= unit;
+}
 
-int rs_tensor_cut_dim(const rs_tensor *tensor)
+void rs_layout_ep_owners(const rs_layout *layout, const rs_tensor *tensor, int dim, int64_t low,
+    int64_t high, int *begin, int *end)
+{
+    int64_t unit = rs_max64(tensor->unit[dim], 1);
+    int64_t experts = tensor->shape[dim] / unit;
+    int64_t first = low / unit;
+    int64_t last = (high - 1) / unit;
+    if (experts >= layout->ep) {
+        *begin = (int)even_owner(experts, layout->ep, first);
+        *end = (int)even_owner(experts, layout->ep, last) + 1;
+        return;
+    }
+    int64_t first_begin, first_end, last_begin, last_end;
+    even_part(layout->ep, experts, first, &first_begin, &first_end);
+    even_part(layout->ep, experts, last, &last_begin, &last_end);
+    *begin = (int)first_begin;
+    *end = (int)last_end;
+}
+
+/* ---- heads and rows over tp and etp ---- */
+
+int rs_tensor_expert_dim(const rs_tensor *tensor)
 {
     for (int d = 0; d < tensor->ndim; d++)
-        if (tensor->axis[d] != RS_AXIS_WHOLE && tensor->axis[d] != RS_AXIS_LAYER)
+        if (tensor->axis[d] == RS_AXIS_EXPERT)
             return d;
     return -1;
 }
 
-/* What is dealt over tp along a dimension: `dealt` units by the ceil rule; for key/value heads
- * these are query heads, `group` to a head, else group is 1. `unit` elements of the dimension per
- * unit or head. */
+static bool is_cut(rs_axis axis)
+{
+    return axis != RS_AXIS_WHOLE && axis != RS_AXIS_LAYER && axis != RS_AXIS_EXPERT;
+}
+
+int rs_tensor_cut_dim(const rs_tensor *tensor)
+{
+    for (int d = 0; d < tensor->ndim; d++)
+        if (is_cut(tensor->axis[d]))
+            return d;
+    return -1;
+}
+
+/* What is dealt along a dimension: `dealt` units by the ceil rule; for key/value heads these are
+ * query heads, `group` to a head, else group is 1. `unit` elements of the dimension per unit or
+ * head. */
 typedef struct dealing {
     int64_t dealt;
     int64_t group;
     int64_t unit;
-    int64_t each; /* units per rank, ceil(dealt / tp) */
+    int64_t each; /* units per rank */
 } dealing;
 
 static dealing dealing_of(const rs_layout *layout, const rs_tensor *tensor, int dim)
 {
     dealing deal = {.unit = rs_max64(tensor->unit[dim], 1), .group = 1};
+    int parts = rs_tensor_mesh(tensor) == RS_DENSE ? layout->tp : rs_layout_etp(layout);
     if (tensor->axis[dim] == RS_AXIS_KV_HEAD)
         deal.group = rs_max64(tensor->kv_group, 1);
     deal.dealt = tensor->shape[dim] / deal.unit * deal.group;
-    deal.each = rs_ceil_div(deal.dealt, layout->tp);
+    deal.each = rs_ceil_div(deal.dealt, parts);
     return deal;
 }
 
 void rs_layout_tp_range(
     const rs_layout *layout, const rs_tensor *tensor, int dim, int tp, int64_t *begin, int64_t *end)
 {
-    if (tensor->axis[dim] == RS_AXIS_WHOLE || tensor->axis[dim] == RS_AXIS_LAYER) {
+    if (!is_cut(tensor->axis[dim])) {
         *begin = 0;
         *end = tensor->shape[dim];
         return;
@@ -482,23 +366,40 @@ void rs_layout_tp_owners(const rs_layout *layout, const rs_tensor *tensor, int d
     *end = (int)(last / deal.each) + 1;
 }
 
-int64_t rs_layout_slice_elements(const rs_layout *layout, const rs_tensor *tensor, int tp)
+void rs_layout_slice_range(const rs_layout *layout, const rs_tensor *tensor, int dim, int slice,
+    int64_t *begin, int64_t *end)
+{
+    int etp = rs_layout_etp(layout);
+    if (tensor->axis[dim] == RS_AXIS_EXPERT)
+        rs_layout_ep_range(layout, tensor, dim, slice / etp, begin, end);
+    else
+        rs_layout_tp_range(layout, tensor, dim,
+            rs_tensor_mesh(tensor) == RS_DENSE ? slice : slice % etp, begin, end);
+}
+
+int64_t rs_layout_slice_elements(const rs_layout *layout, const rs_tensor *tensor, int slice)
 {
     int64_t elements = 1;
     for (int d = rs_tensor_has_layers(tensor) ? 1 : 0; d < tensor->ndim; d++) {
         int64_t begin;
         int64_t end;
-        rs_layout_tp_range(layout, tensor, d, tp, &begin, &end);
+        rs_layout_slice_range(layout, tensor, d, slice, &begin, &end);
         elements *= end - begin;
     }
     return elements;
 }
 
-/* ---- the local concatenation ---- */
+/* ---- the local concatenations ---- */
 
 int rs_layout_block_count(const rs_space *space)
 {
-    return (int)rs_space_layer_count(space) + 2;
+    int blocks = (int)rs_space_layer_count(space) + 2;
+    return rs_space_expert_count(space) > 0 ? 2 * blocks : blocks;
+}
+
+int rs_layout_expert_block(const rs_space *space, int block)
+{
+    return (int)rs_space_layer_count(space) + 2 + block;
 }
 
 int rs_layout_segment(const rs_space *space, int role, int block)
@@ -506,44 +407,69 @@ int rs_layout_segment(const rs_space *space, int role, int block)
     return role * rs_layout_block_count(space) + block;
 }
 
-/* Elements that `rank` has in blocks before `block`, of the tensors that have `role` (-1: of all).
- */
+/* Layers first..end-1 that a pipeline rank has of layers begin..limit-1. */
+static int64_t layers_within(
+    const rs_layout *layout, int64_t layers, int stage, int64_t begin, int64_t limit)
+{
+    int64_t count = 0;
+    for (int v = 0; v < layout->vpp; v++) {
+        int64_t first;
+        int64_t end;
+        rs_layout_stage_layers(layout, layers, v * layout->pp + stage, &first, &end);
+        count += rs_max64(rs_min64(end, limit) - rs_max64(first, begin), 0);
+    }
+    return count;
+}
+
+/* Elements that a rank has on a mesh in blocks before `block`, of the tensors that have `role` (-1:
+ * of all). */
 static int64_t elements_before(
-    const rs_space *space, const rs_layout *layout, rs_coords at, int role, int64_t block)
+    const rs_space *space, const rs_layout *layout, int mesh, int rank, int role, int64_t block)
 {
     int64_t layers = rs_space_layer_count(space);
-    int64_t first;
-    int64_t end;
-    rs_layout_stage_layers(layout, layers, at.pp, &first, &end);
-    end = rs_min64(end, block - 1);
+    rs_place at = rs_layout_place(layout, mesh, rank);
     int64_t elements = 0;
     for (int i = 0; i < rs_space_tensor_count(space); i++) {
         const rs_tensor *tensor = rs_space_tensor(space, i);
-        int64_t times = 0;
-        if (role >= 0 && rs_space_dtype(space, i, role) == RS_DTYPE_NONE)
+        if (rs_tensor_mesh(tensor) != mesh ||
+            (role >= 0 && rs_space_dtype(space, i, role) == RS_DTYPE_NONE))
             continue;
+        int64_t times;
         if (rs_tensor_has_layers(tensor))
-            times = rs_max64(rs_min64(end, tensor->shape[0]) - first, 0);
+            times = layers_within(layout, layers, at.stage, tensor->layer_first,
+                rs_min64(block - 1, tensor->layer_first + tensor->shape[0]));
         else
-            times = (block > 0 && rs_layout_stage_has(layout, tensor, at.pp, false)) +
-                    (block > layers + 1 && rs_layout_stage_has(layout, tensor, at.pp, true));
-        elements += times > 0 ? times * rs_layout_slice_elements(layout, tensor, at.tp) : 0;
+            times = (block > 0 && rs_layout_stage_has(layout, tensor, at.stage, false)) +
+                    (block > layers + 1 && rs_layout_stage_has(layout, tensor, at.stage, true));
+        elements += times > 0 ? times * rs_layout_slice_elements(layout, tensor, at.slice) : 0;
     }
     return elements;
+}
+
+static int64_t mesh_elements(
+    const rs_space *space, const rs_layout *layout, int mesh, int rank, int role)
+{
+    return elements_before(space, layout, mesh, rank, role, rs_space_layer_count(space) + 2);
 }
 
 void rs_layout_block_range(const rs_space *space, const rs_layout *layout, int rank, int block,
     int64_t *begin, int64_t *end)
 {
-    rs_coords at = rs_layout_coords(layout, rank);
-    *begin = elements_before(space, layout, at, -1, block);
-    *end = elements_before(space, layout, at, -1, (int64_t)block + 1);
+    int64_t per_mesh = rs_space_layer_count(space) + 2;
+    int mesh = block < per_mesh ? RS_DENSE : RS_EXPERTS;
+    int64_t first = mesh == RS_DENSE ? block : block - per_mesh;
+    *begin = elements_before(space, layout, mesh, rank, -1, first);
+    *end = elements_before(space, layout, mesh, rank, -1, first + 1);
 }
 
 int64_t rs_layout_local_elements(const rs_space *space, const rs_layout *layout, int rank)
 {
-    return elements_before(
-        space, layout, rs_layout_coords(layout, rank), -1, rs_layout_block_count(space));
+    return mesh_elements(space, layout, RS_DENSE, rank, -1);
+}
+
+int64_t rs_layout_expert_elements(const rs_space *space, const rs_layout *layout, int rank)
+{
+    return mesh_elements(space, layout, RS_EXPERTS, rank, -1);
 }
 
 bool rs_layout_shards_class(const rs_layout *layout, rs_role_class role_class)
@@ -559,21 +485,33 @@ bool rs_layout_shards_class(const rs_layout *layout, rs_role_class role_class)
     return false;
 }
 
-void rs_layout_flat_shard(
-    const rs_layout *layout, int64_t total, int dp, int64_t *begin, int64_t *end)
+int64_t rs_layout_flat_each(int64_t total, int group)
 {
-    int64_t each = rs_round_up(rs_ceil_div(total, layout->dp), RS_FLAT_ALIGN);
-    *begin = rs_min64(dp * each, total);
+    return rs_round_up(rs_ceil_div(total, group), RS_FLAT_ALIGN);
+}
+
+static void flat_range(const rs_space *space, const rs_layout *layout, int mesh, int rank, int role,
+    int64_t *begin, int64_t *end)
+{
+    int64_t total = mesh_elements(space, layout, mesh, rank, role);
+    *begin = 0;
+    *end = total;
+    if (!rs_layout_shards_class(layout, rs_space_role(space, role)->role_class))
+        return;
+    int group = rs_layout_grid(layout, mesh).group;
+    int64_t each = rs_layout_flat_each(total, group);
+    *begin = rs_min64(rs_layout_place(layout, mesh, rank).member % group * each, total);
     *end = rs_min64(*begin + each, total);
 }
 
 void rs_layout_flat_range(const rs_space *space, const rs_layout *layout, int rank, int role,
     int64_t *begin, int64_t *end)
 {
-    int64_t total = elements_before(
-        space, layout, rs_layout_coords(layout, rank), role, rs_layout_block_count(space));
-    *begin = 0;
-    *end = total;
-    if (rs_layout_shards_class(layout, rs_space_role(space, role)->role_class))
-        rs_layout_flat_shard(layout, total, rs_layout_coords(layout, rank).dp, begin, end);
+    flat_range(space, layout, RS_DENSE, rank, role, begin, end);
+}
+
+void rs_layout_expert_flat_range(const rs_space *space, const rs_layout *layout, int rank, int role,
+    int64_t *begin, int64_t *end)
+{
+    flat_range(space, layout, RS_EXPERTS, rank, role, begin, end);
 }

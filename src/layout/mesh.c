@@ -1,206 +1,187 @@
 /*
  * The memory placement of a layout, answered on demand.
  *
- * A rank's local concatenation (layout.h) is never written down. What is kept is one table per kind
- * of block (block.h): which tensors it has and, for each tp rank, the running sums of their local
- * elements and bytes. Blocks of one kind are alike, and a homogeneous model has four kinds: what
- * stands before the layers on the first stage, the same on other stages, a layer, what stands
- * behind the layers. From these, the place of any local box is a few additions, and the way back
- * (who has this element?) is division and binary search.
+ * A rank's local concatenations (layout.h) are never written down. tables.c has the running sums of
+ * each kind of block for each slice; from these the place of any local box is a few additions, and
+ * the way back (who has this element?) is division and binary search.
  *
- * Roles that have the same tensors with the same sizes of elements are one class and share tables.
+ * All questions go through two structures. A *piece* is a slice's part of a tensor in one block, a
+ * box; whoever has the slice has the piece, or, where ZeRO cuts, a part of it. A *frame* is what a
+ * member of the group has of a piece: elements begin..end-1, in row-major order, of a box, and
+ * where they lie. With zero_cut=concat the box is the piece and the range what the member's range
+ * of the concatenation leaves of it; with dim0 the box has the member's rows; with param each
+ * expert of a piece is a box of its own, which the members divide.
  *
  * Invariants:
- * 1. tp cuts at most one dimension of a tensor, so a tensor's local boxes tile it.
- * 2. A rank has at most one local box of a (tensor, layer), so its shards are disjoint.
- * 3. A rank's local boxes, in the order of their `start`, tile 0..total of its concatenation.
- * 4. A shard never spans layers: every (tensor, layer) is its own local box, extent 1 on axis 0.
+ * 1. A mesh cuts experts and one other dimension of a tensor at most, so the pieces of a tensor
+ * tile it, where they do not repeat.
+ * 2. A rank has at most one piece of a (tensor, layer), so its shards are disjoint.
+ * 3. A rank's pieces, in the order of their `start`, tile its concatenation on a mesh.
+ * 4. A shard never spans layers: every (tensor, layer) is its own piece, extent 1 on axis 0.
  *
- * Cost: creation, tensors x tp x classes. A rank's shards: its own shards. Locating a box: its
- * holders, with a binary search over the tensors of a block for each (layer, tp rank) met. No loop
- * runs over ranks that are not part of the answer.
+ * Cost: creation, see tables.c. A rank's shards: its own shards. Locating a box: its holders, with
+ * a binary search over the tensors of a block for each (layer, slice) met. No loop runs over ranks
+ * that are not part of the answer.
  */
 #include "layout/mesh.h"
 
-#include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "layout/placement.h"
-#include "layout/block.h"
-
-/* Kinds of block; those from KIND_LAYERS on are runs of alike layers. */
-enum { KIND_HEAD_FIRST, KIND_HEAD, KIND_TAIL, KIND_LAYERS };
-
-typedef struct kind {
-    rs_block table;
-    int64_t layer;      /* of a run of layers: the first */
-    int64_t *run_start; /* [tp]: local elements of all layers before the first */
-} kind;
+#include "layout/tables.h"
 
 typedef struct mesh {
     rs_placement base;
-    rs_layout layout;
-    int64_t layers;
-    kind *kinds; /* [class][kind] */
-    int kind_count;
-    int *kind_of_layer;
-    int class_count;
-    int class_of[RS_MAX_ROLES];
-    int first_of[RS_MAX_ROLES]; /* of each class: its lowest role */
+    rs_tables tables;
     int geometry[RS_MAX_ROLES];
 } mesh;
-
-/* A local box and where it stands in its rank's local concatenation. */
-typedef struct piece {
-    int block;
-    int64_t start;
-    int64_t byte; /* of its first element in the block's memory */
-    rs_box box;
-} piece;
-
-/* What of a block a rank keeps of a role. */
-typedef struct part {
-    const rs_block *table; /* NULL: nothing */
-    int64_t start;         /* of the block in the local concatenation */
-    int64_t low;           /* elements of the block, half open */
-    int64_t high;
-    int64_t byte; /* where its segment begins in the block's memory */
-    int64_t bytes;
-} part;
 
 static const mesh *mesh_of(const rs_placement *placement)
 {
     return (const mesh *)placement;
 }
 
-/* ---- blocks ---- */
+/* ---- what a rank keeps of a block ---- */
 
-static const kind *kinds_of(const mesh *self, int role)
-{
-    return self->kinds + (size_t)self->class_of[role] * (size_t)self->kind_count;
-}
-
-/* The kind of `block` on `stage` for `role`, NULL where the stage has nothing of it. */
-static const kind *kind_of(const mesh *self, int role, int stage, int block)
-{
-    const kind *kinds = kinds_of(self, role);
-    if (block == 0)
-        return &kinds[stage == 0 ? KIND_HEAD_FIRST : KIND_HEAD];
-    if (block == self->layers + 1)
-        return stage == self->layout.pp - 1 ? &kinds[KIND_TAIL] : NULL;
-    int64_t begin;
-    int64_t end;
-    rs_layout_stage_layers(&self->layout, self->layers, stage, &begin, &end);
-    if (block - 1 < begin || block - 1 >= end)
-        return NULL;
-    return &kinds[self->kind_of_layer[block - 1]];
-}
-
-/* Local elements of all layers before `layer` (0..layers), over all stages. */
-static int64_t layers_before(const mesh *self, int role, int tp, int64_t layer)
-{
-    if (layer == 0)
-        return 0;
-    const kind *of = &kinds_of(self, role)[self->kind_of_layer[layer - 1]];
-    return of->run_start[tp] + (layer - of->layer) * rs_block_total(&of->table, tp);
-}
-
-/* Where `block` begins in the local concatenation of (tp, stage), which need not have it. */
-static int64_t block_start(const mesh *self, int role, int tp, int stage, int block)
-{
-    if (block == 0)
-        return 0;
-    int64_t begin;
-    int64_t end;
-    rs_layout_stage_layers(&self->layout, self->layers, stage, &begin, &end);
-    int64_t layer = rs_max64(rs_min64(block - 1, end), begin);
-    return rs_block_total(&kind_of(self, role, stage, 0)->table, tp) +
-           layers_before(self, role, tp, layer) - layers_before(self, role, tp, begin);
-}
-
-static int64_t local_elements(const mesh *self, int role, int tp, int stage)
-{
-    int tail = (int)self->layers + 1;
-    const kind *of = kind_of(self, role, stage, tail);
-    return block_start(self, role, tp, stage, tail) +
-           (of != NULL ? rs_block_total(&of->table, tp) : 0);
-}
-
-static bool is_cut(const mesh *self, int role)
-{
-    return rs_layout_shards_class(&self->layout, rs_space_role(self->base.space, role)->role_class);
-}
-
-/* What of its local concatenation a rank keeps of a role. */
-static void kept_range(const mesh *self, rs_coords at, int role, int64_t *begin, int64_t *end)
-{
-    *begin = 0;
-    *end = local_elements(self, role, at.tp, at.pp);
-    if (is_cut(self, role))
-        rs_layout_flat_shard(&self->layout, *end, at.dp, begin, end);
-}
+/* The role is on every part; a rank has a place on each mesh. */
+typedef struct part {
+    int mesh;
+    int role;
+    rs_place at;
+    int block;             /* 0 .. blocks - 1 of its mesh */
+    const rs_block *table; /* NULL: nothing */
+    int64_t start;         /* of the block in the concatenation */
+    int64_t low;           /* elements of the block, half open */
+    int64_t high;
+    int64_t byte; /* where the segment begins in the block's memory */
+    int64_t bytes;
+} part;
 
 /* A segment begins at a multiple of every size that its block has, at most a few bytes before its
  * first element, so that alignment does not depend on where ZeRO cuts. */
-static part part_of(const mesh *self, rs_coords at, int role, int block)
+static part part_of(const mesh *self, int on, int role, rs_place at, int block)
 {
-    const kind *of = kind_of(self, role, at.pp, block);
-    part found = {0};
-    if (of == NULL)
+    const rs_tables *tables = &self->tables;
+    const rs_block *table = rs_tables_block(tables, on, role, at.stage, block);
+    part found = {.mesh = on, .role = role, .at = at, .block = block};
+    if (table == NULL || rs_block_total(table, at.slice) == 0)
         return found;
-    int64_t begin;
-    int64_t end;
-    kept_range(self, at, role, &begin, &end);
-    found.start = block_start(self, role, at.tp, at.pp, block);
-    found.low = rs_max64(begin - found.start, 0);
-    found.high = rs_min64(end - found.start, rs_block_total(&of->table, at.tp));
+    found.high = rs_block_total(table, at.slice);
+    if (rs_tables_has_slots(tables, on, role)) {
+        found.table = table;
+        found.bytes = rs_block_bytes(table, at.slice)[table->count];
+        return found;
+    }
+    found.start = rs_tables_start(tables, on, role, at.stage, at.slice, block);
+    if (rs_tables_is_cut(tables, on, role)) {
+        int group = tables->grid[on].group;
+        int64_t each =
+            rs_layout_flat_each(rs_tables_total(tables, on, role, at.stage, at.slice), group);
+        int64_t begin = at.member % group * each - found.start;
+        found.low = rs_max64(begin, 0);
+        found.high = rs_min64(begin + each, found.high);
+    }
     if (found.low >= found.high)
         return found;
-    found.table = &of->table;
-    int64_t first = rs_block_byte(&of->table, at.tp, found.low);
+    found.table = table;
+    int64_t first = rs_block_byte(table, at.slice, found.low);
     int64_t last = found.high - 1;
-    found.byte = first - first % of->table.align;
-    found.bytes = rs_block_byte(&of->table, at.tp, last) - found.byte +
-                  of->table.sizes[rs_block_at(&of->table, at.tp, last)];
+    found.byte = first - first % table->align;
+    found.bytes = rs_block_byte(table, at.slice, last) - found.byte +
+                  table->sizes[rs_block_at(table, at.slice, last)];
     return found;
 }
 
-/* ---- local boxes ---- */
-
-/* The box of `tensor` that tp rank `tp` has, of one layer where it has layers. */
-static rs_box local_box(const mesh *self, int tp, const rs_tensor *tensor, int64_t layer)
+static int segment_of(const mesh *self, const part *kept)
 {
-    rs_box box = rs_box_whole(tensor->ndim, tensor->shape);
-    int cut = rs_tensor_cut_dim(tensor);
-    if (cut >= 0) {
-        int64_t end;
-        rs_layout_tp_range(&self->layout, tensor, cut, tp, &box.offset[cut], &end);
-        box.extent[cut] = end - box.offset[cut];
-    }
-    if (rs_tensor_has_layers(tensor)) {
-        box.offset[0] = layer;
-        box.extent[0] = 1;
-    }
-    return box;
+    const rs_space *space = self->base.space;
+    int block = kept->mesh == RS_DENSE ? kept->block : rs_layout_expert_block(space, kept->block);
+    return rs_layout_segment(space, kept->role, block);
 }
 
-/* The piece of `tensor` in `block` of (tp, stage); false if it has none, or an empty one. */
-static bool find_piece(
-    const mesh *self, int role, int tp, int stage, int block, int tensor, piece *out)
+/* ---- pieces and frames ---- */
+
+/* A slice's part of a tensor in a block. */
+typedef struct piece {
+    int tensor;
+    int64_t start; /* elements of the block before it; not where the role has slots */
+    int64_t byte;  /* of its first element in the block's memory */
+    rs_box box;
+} piece;
+
+/* What a member has of a piece: elements begin..end-1 of a box. */
+typedef struct frame {
+    rs_box box;
+    int64_t begin;
+    int64_t end;
+    int64_t byte; /* in the segment, of the box's element 0, were it there */
+} frame;
+
+static const rs_tensor *described(const mesh *self, int tensor)
 {
-    const kind *of = kind_of(self, role, stage, block);
-    int at = of != NULL ? rs_block_find(&of->table, tensor) : -1;
-    if (at < 0)
-        return false;
-    out->block = block;
-    out->start = block_start(self, role, tp, stage, block) + rs_block_elements(&of->table, tp)[at];
-    out->byte = rs_block_bytes(&of->table, tp)[at];
-    out->box = local_box(self, tp, rs_space_tensor(self->base.space, tensor), block - 1);
+    return rs_space_tensor(self->base.space, tensor);
+}
+
+/* The piece of the tensor at place `i` of a block's table; false if it is empty. */
+static bool make_piece(
+    const mesh *self, const rs_block *table, int slice, int block, int i, piece *out)
+{
+    out->tensor = table->tensors[i];
+    out->start = rs_block_elements(table, slice)[i];
+    out->byte = rs_block_bytes(table, slice)[i];
+    out->box = rs_tables_local_box(&self->tables, described(self, out->tensor), slice, block - 1);
     return !rs_box_is_empty(&out->box);
+}
+
+/* The piece of `tensor` in `block` of (stage, slice); false if it has none. */
+static bool find_piece(
+    const mesh *self, int role, int stage, int slice, int block, int tensor, piece *out)
+{
+    int on = rs_tensor_mesh(described(self, tensor));
+    const rs_block *table = rs_tables_block(&self->tables, on, role, stage, block);
+    int i = table != NULL ? rs_block_find(table, tensor) : -1;
+    return i >= 0 && make_piece(self, table, slice, block, i, out);
+}
+
+/* How many frames a member has of a piece. */
+static int64_t frame_count(const mesh *self, const part *kept, const piece *whole)
+{
+    if (!rs_tables_has_slots(&self->tables, kept->mesh, kept->role))
+        return 1;
+    return rs_tables_slots(&self->tables, described(self, whole->tensor), &whole->box).units;
+}
+
+static frame make_frame(const mesh *self, const part *kept, const piece *whole, int64_t which)
+{
+    frame made = {.box = whole->box, .byte = whole->byte - kept->byte};
+    if (!rs_tables_has_slots(&self->tables, kept->mesh, kept->role)) {
+        made.begin = rs_max64(kept->low - whole->start, 0);
+        made.end = rs_min64(kept->high - whole->start, rs_box_volume(&whole->box));
+        return made;
+    }
+    int64_t size =
+        (int64_t)rs_dtype_size(rs_space_dtype(self->base.space, whole->tensor, kept->role));
+    int64_t number = kept->at.member % self->tables.grid[kept->mesh].group;
+    rs_slots slots = rs_tables_slots(&self->tables, described(self, whole->tensor), &whole->box);
+    int64_t begin = rs_min64(number * slots.each, slots.length);
+    int64_t end = rs_min64(begin + slots.each, slots.length);
+    if (slots.cut_dim >= 0) {
+        made.box.offset[slots.cut_dim] += begin;
+        made.box.extent[slots.cut_dim] = end - begin;
+        made.end = rs_box_volume(&made.box);
+        return made;
+    }
+    if (slots.unit_dim >= 0) {
+        made.box.offset[slots.unit_dim] += which;
+        made.box.extent[slots.unit_dim] = 1;
+    }
+    made.begin = begin;
+    made.end = end;
+    made.byte += (which * slots.each - begin) * size;
+    return made;
 }
 
 /* Number of an element in the row-major order of `box`. */
@@ -252,184 +233,264 @@ static int64_t next_linear(const rs_box *box, const rs_box *inner, int64_t numbe
     return linear(box, index);
 }
 
-/* ---- operations ---- */
-
-static void mesh_destroy(rs_placement *placement)
+/* The shard that `box`, in a frame, is. */
+static rs_shard make_shard(
+    const mesh *self, const part *kept, int tensor, const frame *in, const rs_box *box)
 {
-    mesh *self = (mesh *)placement;
-    for (int k = 0; self->kinds != NULL && k < self->class_count * self->kind_count; k++) {
-        rs_block_fini(&self->kinds[k].table);
-        free(self->kinds[k].run_start);
-    }
-    free(self->kinds);
-    free(self->kind_of_layer);
-    free(self);
-}
-
-/* Two roles are cut alike if they have the same tensors and ZeRO cuts both or neither. */
-static bool same_geometry(const mesh *self, int a, int b)
-{
-    const rs_space *space = self->base.space;
-    /* One dp rank's shard is everything, so a cut into one is no cut. */
-    if (self->layout.dp > 1 && is_cut(self, a) != is_cut(self, b))
-        return false;
-    for (int i = 0; i < rs_space_tensor_count(space); i++)
-        if ((rs_space_dtype(space, i, a) == RS_DTYPE_NONE) !=
-            (rs_space_dtype(space, i, b) == RS_DTYPE_NONE))
-            return false;
-    return true;
-}
-
-static int mesh_geometry(const rs_placement *placement, int role)
-{
-    const mesh *self = mesh_of(placement);
-    return self->geometry[role];
-}
-
-/* The shard that `box` is, which lies in a piece of a segment that begins at byte `segment_byte` of
- * the block's memory. */
-static rs_shard make_shard(const mesh *self, int tensor, int role, const piece *whole,
-    int64_t segment_byte, const rs_box *box)
-{
-    rs_dtype dtype = rs_space_dtype(self->base.space, tensor, role);
+    rs_dtype dtype = rs_space_dtype(self->base.space, tensor, kept->role);
     int64_t size = (int64_t)rs_dtype_size(dtype);
     rs_shard shard = {.tensor = tensor,
-        .role = role,
+        .role = kept->role,
         .dtype = dtype,
         .box = *box,
-        .segment = rs_layout_segment(self->base.space, role, whole->block),
-        .offset = whole->byte - segment_byte + linear(&whole->box, box->offset) * size};
+        .segment = segment_of(self, kept),
+        .offset = in->byte + linear(&in->box, box->offset) * size};
     for (int d = box->ndim - 1; d >= 0; d--) {
         shard.stride[d] = size;
-        size *= whole->box.extent[d];
+        size *= in->box.extent[d];
     }
     return shard;
 }
 
-/* Appends what a rank keeps of one block. */
-static rs_status block_shards(
-    const mesh *self, rs_coords at, int role, int block, rs_shard_list *out)
+/* ---- what a rank has ---- */
+
+static void mesh_destroy(rs_placement *placement)
 {
-    part kept = part_of(self, at, role, block);
-    if (kept.table == NULL)
+    mesh *self = (mesh *)placement;
+    rs_tables_fini(&self->tables);
+    free(self);
+}
+
+static int mesh_geometry(const rs_placement *placement, int role)
+{
+    return mesh_of(placement)->geometry[role];
+}
+
+/* Appends what a rank keeps of one block. */
+static rs_status block_shards(const mesh *self, const part *kept, rs_shard_list *out)
+{
+    if (kept->table == NULL)
         return RS_OK;
-    const int64_t *elements = rs_block_elements(kept.table, at.tp);
-    const int64_t *bytes = rs_block_bytes(kept.table, at.tp);
-    int first = rs_block_at(kept.table, at.tp, kept.low);
-    for (int i = first; i < kept.table->count && elements[i] < kept.high; i++) {
-        if (elements[i] == elements[i + 1])
+    const int64_t *elements = rs_block_elements(kept->table, kept->at.slice);
+    int first = rs_block_at(kept->table, kept->at.slice, kept->low);
+    for (int i = first; i < kept->table->count && elements[i] < kept->high; i++) {
+        piece whole;
+        if (!make_piece(self, kept->table, kept->at.slice, kept->block, i, &whole))
             continue;
-        int tensor = kept.table->tensors[i];
-        piece whole = {.block = block,
-            .byte = bytes[i],
-            .box = local_box(self, at.tp, rs_space_tensor(self->base.space, tensor), block - 1)};
-        rs_box boxes[2 * RS_MAX_DIMS];
-        int count = rs_box_linear_range(&whole.box, rs_max64(kept.low, elements[i]) - elements[i],
-            rs_min64(kept.high, elements[i + 1]) - elements[i], boxes);
-        for (int b = 0; b < count; b++) {
-            rs_shard shard = make_shard(self, tensor, role, &whole, kept.byte, &boxes[b]);
-            RS_TRY(rs_shard_append(out, &shard));
+        int64_t frames = frame_count(self, kept, &whole);
+        for (int64_t f = 0; f < frames; f++) {
+            frame in = make_frame(self, kept, &whole, f);
+            rs_box boxes[2 * RS_MAX_DIMS];
+            int count = rs_box_linear_range(&in.box, in.begin, in.end, boxes);
+            for (int b = 0; b < count; b++) {
+                rs_shard shard = make_shard(self, kept, whole.tensor, &in, &boxes[b]);
+                RS_TRY(rs_shard_append(out, &shard));
+            }
         }
     }
     return RS_OK;
-}
-
-/* Steps through the blocks of a stage: block 0, those of its layers, and the last. -1 goes in first
- * and comes out behind the last. */
-static int next_block(const mesh *self, int stage, int block)
-{
-    int64_t begin;
-    int64_t end;
-    rs_layout_stage_layers(&self->layout, self->layers, stage, &begin, &end);
-    int tail = (int)self->layers + 1;
-    if (block < 0)
-        return 0;
-    if (block == tail)
-        return -1;
-    int next = block == 0 ? (int)begin + 1 : block + 1;
-    return next <= end ? next : tail;
 }
 
 static rs_status mesh_shards(
     const rs_placement *placement, int holder, int role, rs_shard_list *out)
 {
     const mesh *self = mesh_of(placement);
-    rs_coords at = rs_layout_coords(&self->layout, holder);
-    for (int b = next_block(self, at.pp, -1); b >= 0; b = next_block(self, at.pp, b))
-        RS_TRY(block_shards(self, at, role, b, out));
+    for (int on = 0; on < RS_MESHES; on++) {
+        rs_place at = rs_layout_place(&self->tables.layout, on, holder);
+        int b = -1;
+        while ((b = rs_tables_next_block(&self->tables, at.stage, b)) >= 0) {
+            part kept = part_of(self, on, role, at, b);
+            RS_TRY(block_shards(self, &kept, out));
+        }
+    }
     return RS_OK;
 }
 
 static rs_status mesh_segments(const rs_placement *placement, int holder, rs_segment_list *out)
 {
     const mesh *self = mesh_of(placement);
-    const rs_space *space = self->base.space;
-    rs_coords at = rs_layout_coords(&self->layout, holder);
-    for (int role = 0; role < rs_space_role_count(space); role++)
-        for (int b = next_block(self, at.pp, -1); b >= 0; b = next_block(self, at.pp, b)) {
-            part kept = part_of(self, at, role, b);
-            if (kept.table != NULL)
-                RS_TRY(rs_segment_append(out, rs_layout_segment(space, role, b), kept.bytes));
+    for (int role = 0; role < rs_space_role_count(self->base.space); role++)
+        for (int on = 0; on < RS_MESHES; on++) {
+            rs_place at = rs_layout_place(&self->tables.layout, on, holder);
+            int b = -1;
+            while ((b = rs_tables_next_block(&self->tables, at.stage, b)) >= 0) {
+                part kept = part_of(self, on, role, at, b);
+                if (kept.table != NULL)
+                    RS_TRY(rs_segment_append(out, segment_of(self, &kept), kept.bytes));
+            }
         }
     return RS_OK;
 }
 
-/* The dp ranks that keep elements of `wanted` (in the piece's box), each with its boxes that meet
- * it. */
-static rs_status locate_cut(const mesh *self, int role, int tp, int stage, const piece *whole,
-    const rs_box *wanted, rs_holding_list *out)
+static rs_status mesh_address(const rs_placement *placement, int holder, int tensor, int role,
+    const rs_box *box, rs_shard *out)
 {
-    int64_t total = local_elements(self, role, tp, stage);
-    int64_t volume = rs_box_volume(&whole->box);
-    int64_t first;
-    int64_t each;
-    rs_layout_flat_shard(&self->layout, total, 0, &first, &each);
-    int64_t number = linear(&whole->box, wanted->offset);
+    const mesh *self = mesh_of(placement);
+    const rs_tensor *of = described(self, tensor);
+    int on = rs_tensor_mesh(of);
+    rs_place at = rs_layout_place(&self->tables.layout, on, holder);
+    int block = rs_tensor_has_layers(of) ? (int)(of->layer_first + box->offset[0]) + 1 : 0;
+    piece whole;
+    bool found = find_piece(self, role, at.stage, at.slice, block, tensor, &whole);
+    if (!found && !rs_tensor_has_layers(of)) {
+        block = self->tables.blocks - 1;
+        found = find_piece(self, role, at.stage, at.slice, block, tensor, &whole);
+    }
+    if (!found || !rs_box_contains(&whole.box, box))
+        return rs_placement_not_found(placement, holder, tensor, role, box);
+    part kept = part_of(self, on, role, at, block);
+    int64_t which = 0;
+    if (kept.table != NULL && rs_tables_has_slots(&self->tables, on, role)) {
+        int unit_dim = rs_tables_slots(&self->tables, of, &whole.box).unit_dim;
+        which = unit_dim >= 0 ? box->offset[unit_dim] - whole.box.offset[unit_dim] : 0;
+    }
+    frame in = make_frame(self, &kept, &whole, which);
+    if (kept.table == NULL || !rs_box_contains(&in.box, box) ||
+        linear(&in.box, box->offset) < in.begin || linear_last(&in.box, box) >= in.end)
+        return rs_placement_not_found(placement, holder, tensor, role, box);
+    rs_box boxes[2 * RS_MAX_DIMS];
+    int count = rs_box_linear_range(&in.box, in.begin, in.end, boxes);
+    for (int b = 0; b < count; b++) {
+        if (!rs_box_contains(&boxes[b], box))
+            continue;
+        *out = make_shard(self, &kept, tensor, &in, box);
+        return RS_OK;
+    }
+    return rs_placement_not_found(placement, holder, tensor, role, box);
+}
+
+/* ---- who has a box ---- */
+
+/* A slice of a stage that has some of what is looked for, and where its answers go. */
+typedef struct search {
+    const mesh *self;
+    int mesh;
+    int stage;
+    int slice;
+    int group; /* 1 where the role is not cut */
+    rs_holding_list *out;
+} search;
+
+/* Adds `box` with those members that are number `number` of their group. */
+static rs_status add_members(const search *s, const rs_box *box, int number)
+{
+    for (int m = number; m < s->self->tables.grid[s->mesh].spread; m += s->group)
+        RS_TRY(rs_holding_add(s->out, box,
+            rs_layout_place_rank(&s->self->tables.layout, s->mesh,
+                (rs_place){.stage = s->stage, .slice = s->slice, .member = m})));
+    return RS_OK;
+}
+
+/*
+ * `box` lies at `start` of a sequence of elements of which member d has d * each .. (d + 1) * each
+ * - 1: adds those that have some of `wanted`, which is in the box, each with its boxes that meet
+ * it.
+ */
+static rs_status locate_range(
+    const search *s, const rs_box *box, int64_t start, int64_t each, const rs_box *wanted)
+{
+    int64_t volume = rs_box_volume(box);
+    int64_t number = linear(box, wanted->offset);
     while (number >= 0) {
-        int dp = (int)((whole->start + number) / each);
-        int64_t begin;
-        int64_t end;
-        rs_layout_flat_shard(&self->layout, total, dp, &begin, &end);
-        begin = rs_max64(begin - whole->start, 0);
-        end = rs_min64(end - whole->start, volume);
+        int64_t member = (start + number) / each;
+        int64_t begin = rs_max64(member * each - start, 0);
+        int64_t end = rs_min64((member + 1) * each - start, volume);
         rs_box boxes[2 * RS_MAX_DIMS];
-        int count = rs_box_linear_range(&whole->box, begin, end, boxes);
-        int rank = rs_layout_rank(&self->layout, (rs_coords){.tp = tp, .pp = stage, .dp = dp});
+        int count = rs_box_linear_range(box, begin, end, boxes);
         for (int b = 0; b < count; b++) {
             rs_box both;
             if (rs_box_intersect(&boxes[b], wanted, &both))
-                RS_TRY(rs_holding_add(out, &boxes[b], rank));
+                RS_TRY(add_members(s, &boxes[b], (int)member));
         }
-        number = next_linear(&whole->box, wanted, end);
+        number = next_linear(box, wanted, end);
     }
     return RS_OK;
 }
 
-/* Adds the holders of `box` among the ranks of one stage, in one block. */
+/* The same where members have rows of the box. */
+static rs_status locate_rows(
+    const search *s, const rs_slots *slots, const rs_box *box, const rs_box *wanted)
+{
+    int d = slots->cut_dim;
+    int64_t low = wanted->offset[d] - box->offset[d];
+    int64_t high = low + wanted->extent[d];
+    for (int64_t member = low / slots->each; member * slots->each < high; member++) {
+        rs_box rows = *box;
+        rows.offset[d] += member * slots->each;
+        rows.extent[d] = rs_min64(slots->each, slots->length - member * slots->each);
+        RS_TRY(add_members(s, &rows, (int)member));
+    }
+    return RS_OK;
+}
+
+/* The same where members have parts of each expert. */
+static rs_status locate_units(
+    const search *s, const rs_slots *slots, const rs_box *box, const rs_box *wanted)
+{
+    int d = slots->unit_dim;
+    int64_t first = d >= 0 ? wanted->offset[d] : 0;
+    int64_t end = d >= 0 ? first + wanted->extent[d] : 1;
+    for (int64_t i = first; i < end; i++) {
+        rs_box unit = *box;
+        rs_box both = *wanted;
+        if (d >= 0) {
+            unit.offset[d] = both.offset[d] = i;
+            unit.extent[d] = both.extent[d] = 1;
+        }
+        RS_TRY(locate_range(s, &unit, 0, slots->each, &both));
+    }
+    return RS_OK;
+}
+
+/* Adds the holders of `box` among the ranks of one slice, in one block. */
+static rs_status locate_in_slice(search *s, int block, int tensor, int role, const rs_box *box)
+{
+    const rs_tables *tables = &s->self->tables;
+    piece whole;
+    rs_box wanted;
+    if (!find_piece(s->self, role, s->stage, s->slice, block, tensor, &whole) ||
+        !rs_box_intersect(&whole.box, box, &wanted))
+        return RS_OK;
+    s->group = rs_tables_is_cut(tables, s->mesh, role) ? tables->grid[s->mesh].group : 1;
+    if (s->group == 1)
+        return add_members(s, &whole.box, 0);
+    if (rs_tables_has_slots(tables, s->mesh, role)) {
+        rs_slots slots = rs_tables_slots(tables, described(s->self, tensor), &whole.box);
+        return slots.cut_dim >= 0 ? locate_rows(s, &slots, &whole.box, &wanted)
+                                  : locate_units(s, &slots, &whole.box, &wanted);
+    }
+    int64_t total = rs_tables_total(tables, s->mesh, role, s->stage, s->slice);
+    int64_t start = rs_tables_start(tables, s->mesh, role, s->stage, s->slice, block);
+    return locate_range(
+        s, &whole.box, start + whole.start, rs_layout_flat_each(total, s->group), &wanted);
+}
+
+/* The same among the ranks of a pipeline rank. */
 static rs_status locate_in_block(const mesh *self, int stage, int block, int tensor, int role,
     const rs_box *box, rs_holding_list *out)
 {
-    const rs_tensor *described = rs_space_tensor(self->base.space, tensor);
-    int cut = rs_tensor_cut_dim(described);
+    const rs_layout *layout = &self->tables.layout;
+    const rs_tensor *of = described(self, tensor);
+    int on = rs_tensor_mesh(of);
+    int cut = rs_tensor_cut_dim(of);
+    int experts = rs_tensor_expert_dim(of);
+    int width = on == RS_DENSE ? layout->tp : rs_layout_etp(layout);
     int tp_begin = 0;
-    int tp_end = self->layout.tp;
+    int tp_end = width;
+    int ep_begin = 0;
+    int ep_end = 1;
     if (cut >= 0)
-        rs_layout_tp_owners(&self->layout, described, cut, box->offset[cut],
-            box->offset[cut] + box->extent[cut], &tp_begin, &tp_end);
-    for (int tp = tp_begin; tp < tp_end; tp++) {
-        piece whole;
-        rs_box wanted;
-        if (!find_piece(self, role, tp, stage, block, tensor, &whole) ||
-            !rs_box_intersect(&whole.box, box, &wanted))
-            continue;
-        if (is_cut(self, role)) {
-            RS_TRY(locate_cut(self, role, tp, stage, &whole, &wanted, out));
-            continue;
+        rs_layout_tp_owners(layout, of, cut, box->offset[cut], box->offset[cut] + box->extent[cut],
+            &tp_begin, &tp_end);
+    if (experts >= 0)
+        rs_layout_ep_owners(layout, of, experts, box->offset[experts],
+            box->offset[experts] + box->extent[experts], &ep_begin, &ep_end);
+    search s = {.self = self, .mesh = on, .stage = stage, .out = out};
+    for (int ep = ep_begin; ep < ep_end; ep++)
+        for (int tp = tp_begin; tp < tp_end; tp++) {
+            s.slice = tp + ep * width;
+            RS_TRY(locate_in_slice(&s, block, tensor, role, box));
         }
-        for (int dp = 0; dp < self->layout.dp; dp++)
-            RS_TRY(rs_holding_add(out, &whole.box,
-                rs_layout_rank(&self->layout, (rs_coords){.tp = tp, .pp = stage, .dp = dp})));
-    }
     return RS_OK;
 }
 
@@ -437,52 +498,21 @@ static rs_status mesh_locate(
     const rs_placement *placement, int tensor, int role, const rs_box *box, rs_holding_list *out)
 {
     const mesh *self = mesh_of(placement);
-    const rs_tensor *described = rs_space_tensor(self->base.space, tensor);
-    int last = self->layout.pp - 1;
-    int tail = (int)self->layers + 1;
-    if (rs_tensor_has_layers(described)) {
-        for (int64_t layer = box->offset[0]; layer < box->offset[0] + box->extent[0]; layer++)
-            RS_TRY(
-                locate_in_block(self, rs_layout_stage_of_layer(&self->layout, self->layers, layer),
-                    (int)layer + 1, tensor, role, box, out));
+    const rs_layout *layout = &self->tables.layout;
+    const rs_tensor *of = described(self, tensor);
+    if (rs_tensor_has_layers(of)) {
+        int64_t first = of->layer_first + box->offset[0];
+        for (int64_t layer = first; layer < first + box->extent[0]; layer++) {
+            int stage = rs_layout_stage_of_layer(layout, self->tables.layers, layer) % layout->pp;
+            RS_TRY(locate_in_block(self, stage, (int)layer + 1, tensor, role, box, out));
+        }
         return RS_OK;
     }
-    if (described->stage == RS_STAGE_BY_LAYER)
-        for (int stage = 1; stage <= last; stage++)
+    if (of->stage == RS_STAGE_BY_LAYER)
+        for (int stage = 1; stage < layout->pp; stage++)
             RS_TRY(locate_in_block(self, stage, 0, tensor, role, box, out));
     RS_TRY(locate_in_block(self, 0, 0, tensor, role, box, out));
-    return locate_in_block(self, last, tail, tensor, role, box, out);
-}
-
-static rs_status mesh_address(const rs_placement *placement, int holder, int tensor, int role,
-    const rs_box *box, rs_shard *out)
-{
-    const mesh *self = mesh_of(placement);
-    const rs_tensor *described = rs_space_tensor(self->base.space, tensor);
-    rs_coords at = rs_layout_coords(&self->layout, holder);
-    int tail = (int)self->layers + 1;
-    piece whole;
-    bool found = rs_tensor_has_layers(described)
-                     ? find_piece(self, role, at.tp, at.pp, (int)box->offset[0] + 1, tensor, &whole)
-                     : find_piece(self, role, at.tp, at.pp, 0, tensor, &whole) ||
-                           find_piece(self, role, at.tp, at.pp, tail, tensor, &whole);
-    if (!found || !rs_box_contains(&whole.box, box))
-        return rs_placement_not_found(placement, holder, tensor, role, box);
-    part kept = part_of(self, at, role, whole.block);
-    int64_t before = whole.start - kept.start;
-    int64_t begin = rs_max64(kept.low - before, 0);
-    int64_t end = rs_min64(kept.high - before, rs_box_volume(&whole.box));
-    if (linear(&whole.box, box->offset) < begin || linear_last(&whole.box, box) >= end)
-        return rs_placement_not_found(placement, holder, tensor, role, box);
-    rs_box boxes[2 * RS_MAX_DIMS];
-    int count = rs_box_linear_range(&whole.box, begin, end, boxes);
-    for (int b = 0; b < count; b++) {
-        if (!rs_box_contains(&boxes[b], box))
-            continue;
-        *out = make_shard(self, tensor, role, &whole, kept.byte, box);
-        return RS_OK;
-    }
-    return rs_placement_not_found(placement, holder, tensor, role, box);
+    return locate_in_block(self, layout->pp - 1, self->tables.blocks - 1, tensor, role, box, out);
 }
 
 static const rs_placement_ops mesh_ops = {
@@ -496,199 +526,38 @@ static const rs_placement_ops mesh_ops = {
 
 /* ---- creation ---- */
 
-static bool kind_has(const mesh *self, int kind_number, int64_t layer, const rs_tensor *tensor)
+/* Two roles are cut alike if they have the same tensors and ZeRO cuts both or neither. */
+static bool same_geometry(const mesh *self, int a, int b)
 {
-    switch (kind_number) {
-    case KIND_HEAD_FIRST:
-        return rs_layout_stage_has(&self->layout, tensor, 0, false);
-    case KIND_HEAD:
-        /* Any stage that is neither first nor last stands for all others: only what is on every
-         * stage is in its head. */
-        return rs_layout_stage_has(&self->layout, tensor, 1, false);
-    case KIND_TAIL:
-        return rs_layout_stage_has(&self->layout, tensor, self->layout.pp - 1, true);
-    default:
-        return rs_tensor_has_layers(tensor) && tensor->shape[0] > layer;
-    }
-}
-
-/* Room for what is known of the tensors of one block. */
-typedef struct scratch {
-    int *tensors;
-    int64_t *sizes;
-    int64_t *counts;
-} scratch;
-
-static rs_status scratch_init(scratch *room, int tensors)
-{
-    room->tensors = rs_calloc((size_t)tensors, sizeof *room->tensors);
-    room->sizes = rs_calloc((size_t)tensors, sizeof *room->sizes);
-    room->counts = rs_calloc((size_t)tensors, sizeof *room->counts);
-    if (room->tensors == NULL || room->sizes == NULL || room->counts == NULL)
-        return rs_error_memory((size_t)tensors * sizeof *room->sizes);
-    return RS_OK;
-}
-
-static void scratch_fini(scratch *room)
-{
-    free(room->tensors);
-    free(room->sizes);
-    free(room->counts);
-}
-
-static rs_status fill_kind(mesh *self, int c, int number, int64_t layer, scratch *room)
-{
-    kind *of = &self->kinds[c * self->kind_count + number];
     const rs_space *space = self->base.space;
-    int count = 0;
-    of->layer = layer;
-    for (int i = 0; i < rs_space_tensor_count(space); i++) {
-        rs_dtype dtype = rs_space_dtype(space, i, self->first_of[c]);
-        if (dtype == RS_DTYPE_NONE || !kind_has(self, number, layer, rs_space_tensor(space, i)))
-            continue;
-        room->tensors[count] = i;
-        room->sizes[count++] = (int64_t)rs_dtype_size(dtype);
-    }
-    RS_TRY(rs_block_init(&of->table, room->tensors, room->sizes, count, self->layout.tp));
-    of->run_start = rs_calloc((size_t)self->layout.tp, sizeof *of->run_start);
-    if (of->run_start == NULL)
-        return rs_error_memory((size_t)self->layout.tp * sizeof *of->run_start);
-    for (int tp = 0; tp < self->layout.tp; tp++) {
-        for (int i = 0; i < count; i++)
-            room->counts[i] = rs_layout_slice_elements(
-                &self->layout, rs_space_tensor(space, room->tensors[i]), tp);
-        rs_block_set(&of->table, tp, room->counts);
-        if (number > KIND_LAYERS) {
-            const kind *before = of - 1;
-            of->run_start[tp] = before->run_start[tp] +
-                                (layer - before->layer) * rs_block_total(&before->table, tp);
-        }
-    }
-    return RS_OK;
-}
-
-/* Whether two roles can share tables. */
-static bool same_class(const rs_space *space, int a, int b)
-{
+    bool experts = rs_space_expert_count(space) > 0;
+    for (int on = 0; on < (experts ? RS_MESHES : RS_EXPERTS); on++)
+        if (rs_tables_is_cut(&self->tables, on, a) != rs_tables_is_cut(&self->tables, on, b))
+            return false;
     for (int i = 0; i < rs_space_tensor_count(space); i++)
-        if (rs_dtype_size(rs_space_dtype(space, i, a)) !=
-            rs_dtype_size(rs_space_dtype(space, i, b)))
+        if ((rs_space_dtype(space, i, a) == RS_DTYPE_NONE) !=
+            (rs_space_dtype(space, i, b) == RS_DTYPE_NONE))
             return false;
     return true;
-}
-
-static void sort_roles(mesh *self)
-{
-    const rs_space *space = self->base.space;
-    for (int role = 0; role < rs_space_role_count(space); role++) {
-        int c = 0;
-        while (c < self->class_count && !same_class(space, self->first_of[c], role))
-            c++;
-        if (c == self->class_count)
-            self->first_of[self->class_count++] = role;
-        self->class_of[role] = c;
-        int lowest = 0;
-        while (!same_geometry(self, lowest, role))
-            lowest++;
-        self->geometry[role] = lowest;
-    }
-}
-
-static rs_status check_space(const rs_space *space)
-{
-    int64_t segments;
-    if (!rs_add_fits(rs_space_layer_count(space), 2, &segments) ||
-        !rs_mul_fits(segments, RS_MAX_ROLES, &segments) || segments > INT_MAX)
-        return rs_error_set(RS_ERR_ARGUMENT, "%" PRId64 " layers are more than a layout can number",
-            rs_space_layer_count(space));
-    for (int i = 0; i < rs_space_tensor_count(space); i++) {
-        const rs_tensor *tensor = rs_space_tensor(space, i);
-        int cut = rs_tensor_cut_dim(tensor);
-        for (int d = cut + 1; cut >= 0 && d < tensor->ndim; d++)
-            if (tensor->axis[d] != RS_AXIS_WHOLE)
-                return rs_error_set(RS_ERR_ARGUMENT,
-                    "tensor %s: tp would cut dimensions %d and %d; one at most is possible",
-                    tensor->name, cut, d);
-    }
-    return RS_OK;
-}
-
-static int compare_layers(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a;
-    int64_t y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* The layers at which a run of alike layers begins: 0, and where a tensor has no more layers. */
-static size_t run_starts(const mesh *self, int64_t *starts)
-{
-    size_t count = 0;
-    starts[count++] = 0;
-    for (int i = 0; i < rs_space_tensor_count(self->base.space); i++) {
-        const rs_tensor *tensor = rs_space_tensor(self->base.space, i);
-        if (rs_tensor_has_layers(tensor) && tensor->shape[0] < self->layers)
-            starts[count++] = tensor->shape[0];
-    }
-    qsort(starts, count, sizeof *starts, compare_layers);
-    size_t kept = 0;
-    for (size_t i = 1; i < count; i++)
-        if (starts[i] != starts[kept])
-            starts[++kept] = starts[i];
-    return kept + 1;
-}
-
-static rs_status build_kinds(mesh *self)
-{
-    rs_status status;
-    scratch room = {0};
-    int tensors = rs_space_tensor_count(self->base.space);
-    int64_t *starts = rs_calloc((size_t)tensors + 1, sizeof *starts);
-    if (starts == NULL)
-        return rs_error_memory(((size_t)tensors + 1) * sizeof *starts);
-    RS_TRY_GOTO(scratch_init(&room, tensors), done);
-    size_t runs = self->layers > 0 ? run_starts(self, starts) : 0;
-    size_t kinds = (KIND_LAYERS + runs) * (size_t)self->class_count;
-    self->kind_count = KIND_LAYERS + (int)runs;
-    self->kinds = rs_calloc(kinds, sizeof *self->kinds);
-    self->kind_of_layer = rs_calloc((size_t)self->layers, sizeof *self->kind_of_layer);
-    if (self->kinds == NULL || self->kind_of_layer == NULL) {
-        status = rs_error_memory((size_t)self->layers * sizeof *self->kind_of_layer);
-        goto done;
-    }
-    for (int c = 0; c < self->class_count; c++)
-        for (int k = 0; k < self->kind_count; k++)
-            RS_TRY_GOTO(
-                fill_kind(self, c, k, k < KIND_LAYERS ? 0 : starts[k - KIND_LAYERS], &room), done);
-    int run = 0;
-    for (int64_t layer = 0; layer < self->layers; layer++) {
-        if (run + 1 < (int)runs && starts[run + 1] == layer)
-            run++;
-        self->kind_of_layer[layer] = KIND_LAYERS + run;
-    }
-done:
-    scratch_fini(&room);
-    free(starts);
-    return status;
 }
 
 rs_status rs_layout_placement(const rs_space *space, const rs_layout *layout, rs_placement **out)
 {
     RS_TRY(rs_layout_check(layout));
-    RS_TRY(check_space(space));
+    RS_TRY(rs_layout_check_stages(layout, space));
     mesh *self = rs_calloc(1, sizeof *self);
     if (self == NULL)
         return rs_error_memory(sizeof *self);
     self->base =
         (rs_placement){.ops = &mesh_ops, .space = space, .holders = rs_layout_world(layout)};
-    self->layout = *layout;
-    self->layers = rs_space_layer_count(space);
-    sort_roles(self);
-    rs_status status = build_kinds(self);
+    rs_status status = rs_tables_init(&self->tables, space, layout);
     if (status != RS_OK) {
         mesh_destroy(&self->base);
         return status;
     }
+    for (int role = 0; role < rs_space_role_count(space); role++)
+        while (!same_geometry(self, self->geometry[role], role))
+            self->geometry[role]++;
     *out = &self->base;
     return RS_OK;
 }

@@ -31,19 +31,17 @@
 #include "reshard/layout.h"
 #include "reshard/plan.h"
 #include "reshard/space.h"
+#include "support/spaces.h"
 
-#define WORLD 17
+#define WORLD 24
+#define TENSORS 32
 #define MAX_SHARDS 8192
 
 static uint64_t state;
 
 static uint64_t next_random(void)
 {
-    state += 0x9e3779b97f4a7c15u;
-    uint64_t x = state;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return random_next(&state);
 }
 
 /* 0 .. n - 1 */
@@ -138,57 +136,6 @@ static bool make_free_space(rs_space *space)
     return true;
 }
 
-/* Something like a model: layers, heads, rows, a vocabulary; nothing has to divide anything. */
-static bool make_model_space(rs_space *space)
-{
-    int64_t layers = 1 + below(6);
-    int64_t group = 1 + below(3);
-    int64_t kv = 1 + below(4);
-    int64_t dim = 1 + below(3);
-    int64_t hidden = 1 + below(chance(20) ? 40 : 7);
-    int64_t ffn = 1 + below(12);
-    int64_t vocab = 1 + below(12);
-    bool tied = chance(50);
-    rs_tensor all[] = {
-        {.name = "embed",
-            .ndim = 2,
-            .shape = {vocab, hidden},
-            .axis = {RS_AXIS_VOCAB},
-            .stage = tied ? RS_STAGE_FIRST_AND_LAST : RS_STAGE_FIRST},
-        {.name = "norm1", .ndim = 2, .shape = {layers, hidden}, .axis = {RS_AXIS_LAYER}},
-        {.name = "q",
-            .ndim = 3,
-            .shape = {layers, kv * group * dim, hidden},
-            .axis = {RS_AXIS_LAYER, RS_AXIS_Q_HEAD},
-            .unit = {0, dim}},
-        {.name = "k",
-            .ndim = 3,
-            .shape = {layers, kv * dim, hidden},
-            .axis = {RS_AXIS_LAYER, RS_AXIS_KV_HEAD},
-            .unit = {0, dim},
-            .kv_group = group},
-        {.name = "o",
-            .ndim = 3,
-            .shape = {layers, hidden, kv * group * dim},
-            .axis = {RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_Q_HEAD},
-            .unit = {0, 0, dim}},
-        {.name = "up",
-            .ndim = 3,
-            .shape = {layers, ffn, hidden},
-            .axis = {RS_AXIS_LAYER, RS_AXIS_FFN}},
-        {.name = "scale", .ndim = 0, .stage = RS_STAGE_LAST},
-        {.name = "head",
-            .ndim = 2,
-            .shape = {vocab, hidden},
-            .axis = {RS_AXIS_VOCAB},
-            .stage = RS_STAGE_LAST},
-    };
-    for (size_t t = 0; t < sizeof all / sizeof *all; t++)
-        if (!chance(20) && !(tied && t == 7))
-            NEED(rs_space_add_tensor(space, &all[t], NULL));
-    return true;
-}
-
 /* Gives some tensors a type of their own in a role, or takes the role from them. */
 static bool make_exceptions(rs_space *space)
 {
@@ -204,18 +151,7 @@ static bool make_exceptions(rs_space *space)
 
 static bool make_layout(const rs_space *space, rs_placement **out)
 {
-    rs_layout layout;
-    char text[64];
-    static const char *const orders[] = {"tp-dp-pp", "pp-tp-dp", "dp-pp-tp"};
-    int tp, pp, dp;
-    do {
-        tp = 1 + below(5);
-        pp = 1 + below(5);
-        dp = 1 + below(6);
-    } while (tp * pp * dp > WORLD);
-    snprintf(text, sizeof text, "tp=%d,pp=%d,dp=%d,zero=%d,order=%s", tp, pp, dp, below(4),
-        orders[below(3)]);
-    NEED(rs_layout_parse(text, &layout));
+    rs_layout layout = random_layout(&state, WORLD, rs_space_layer_count(space));
     NEED(rs_layout_placement(space, &layout, out));
     return true;
 }
@@ -324,7 +260,7 @@ static bool finish_set(const rs_space *space, int holders, shard_set *set, rs_pl
     size_t first[WORLD + 1];
     size_t count = 0;
     for (int h = 0; h < holders; h++) {
-        int64_t used[4 * 16] = {0};
+        int64_t used[4 * TENSORS] = {0};
         int segments = chance(95) ? h % 2 : below(2);
         bool transposed = chance(95) ? h % 3 == 1 : chance(50);
         int gap = chance(95) ? h % 4 == 3 : below(2);
@@ -334,7 +270,7 @@ static bool finish_set(const rs_space *space, int holders, shard_set *set, rs_pl
                 continue;
             rs_shard shard = set->shards[i];
             shard.dtype = rs_space_dtype(space, shard.tensor, shard.role);
-            shard.segment = segments == 0 ? shard.role * 16 + shard.tensor : shard.role;
+            shard.segment = segments == 0 ? shard.role * TENSORS + shard.tensor : shard.role;
             shard.offset = used[shard.segment];
             int64_t step = (int64_t)rs_dtype_size(shard.dtype);
             for (int k = 0; k < shard.box.ndim; k++) {
@@ -358,7 +294,9 @@ static bool make_trial(trial *t)
     if (!make_roles(t->space))
         return false;
     bool model = chance(50);
-    if (!(model ? make_model_space(t->space) : make_free_space(t->space)))
+    if (model)
+        random_model(&state, t->space, true);
+    else if (!make_free_space(t->space))
         return false;
     if (chance(40) && !make_exceptions(t->space))
         return false;
@@ -419,7 +357,7 @@ static size_t index_of(const rs_tensor *tensor, const int64_t *point)
 }
 
 /* For each (role, tensor), where its elements start in a table of all elements. */
-static size_t starts[RS_MAX_ROLES][16];
+static size_t starts[RS_MAX_ROLES][TENSORS];
 static size_t table_size;
 
 static void lay_table(const rs_space *space)

@@ -37,6 +37,47 @@ static inline void random_add(rs_space *space, const char *name, rs_stage_rule s
         (const rs_axis[RS_MAX_DIMS]){RANDOM_LIST axis}, unit, group)
 #define RANDOM_LIST(...) __VA_ARGS__
 
+/* Experts in the layers from `first` on, in several orders of axes; and what goes with them. */
+static inline void random_experts(uint64_t *random, rs_space *space, int64_t layers)
+{
+    int64_t experts = random_in(random, 1, 7);
+    int64_t ffn = random_in(random, 1, 6);
+    int64_t hidden = random_in(random, 1, 3);
+    int64_t first = random_in(random, 0, (int)layers);
+    const rs_tensor all[] = {
+        {.name = "l.router",
+            .ndim = 3,
+            .shape = {layers - first, experts, hidden},
+            .axis = {RS_AXIS_LAYER},
+            .layer_first = first},
+        {.name = "l.experts.up",
+            .ndim = 4,
+            .shape = {layers - first, experts, ffn, hidden},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_EXPERT, RS_AXIS_FFN},
+            .layer_first = first},
+        {.name = "l.experts.down",
+            .ndim = 4,
+            .shape = {layers - first, hidden, experts, ffn},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_EXPERT, RS_AXIS_FFN},
+            .layer_first = first},
+        {.name = "l.experts.bias",
+            .ndim = 2,
+            .shape = {layers - first, 2 * experts},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_EXPERT},
+            .unit = {0, 2},
+            .layer_first = first},
+        {.name = "l.first", .ndim = 2, .shape = {first, ffn}, .axis = {RS_AXIS_LAYER, RS_AXIS_FFN}},
+        {.name = "pool",
+            .ndim = 2,
+            .shape = {experts, 3},
+            .axis = {RS_AXIS_EXPERT},
+            .stage = (rs_stage_rule)random_in(random, 0, 3)},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (random_in(random, 0, 4) > 0)
+            random_must(rs_space_add_tensor(space, &all[i], NULL));
+}
+
 /* Roles param, master, grad, exp_avg; each of another size than the one before. */
 static inline void random_add_roles(rs_space *space)
 {
@@ -63,15 +104,12 @@ static inline void random_dtypes(uint64_t *random, rs_space *space)
     }
 }
 
-/* Something like a model, in which nothing has to divide anything; half of them with exceptions. */
-static inline rs_space *random_space(uint64_t *random)
+/* Adds the tensors of something like a model, in which nothing has to divide anything. */
+static inline void random_model(uint64_t *random, rs_space *space, bool small)
 {
     static const int heads_of[][2] = {
-        {12, 4}, {28, 4}, {32, 8}, {3, 1}, {5, 5}, {7, 1}, {8, 2}, {1, 1}};
-    rs_space *space;
-    random_must(rs_space_create(&space));
-    random_add_roles(space);
-    const int *pair = heads_of[random_in(random, 0, 7)];
+        {12, 4}, {28, 4}, {32, 8}, {7, 1}, {8, 2}, {3, 1}, {5, 5}, {4, 2}, {2, 1}, {1, 1}};
+    const int *pair = heads_of[random_in(random, small ? 5 : 0, 9)];
     int64_t q = pair[0];
     int64_t kv = pair[1];
     int64_t unit = random_in(random, 1, 3);
@@ -102,6 +140,8 @@ static inline rs_space *random_space(uint64_t *random)
             (RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_FFN, RS_AXIS_WHOLE), 0, 0);
         RANDOM_ADD("l.temperature", RS_STAGE_BY_LAYER, 1, (layers), (RS_AXIS_LAYER), 0, 0);
     }
+    if (random_in(random, 0, 2) > 0)
+        random_experts(random, space, layers);
     if (random_in(random, 0, 2) == 0)
         RANDOM_ADD("nothing", RS_STAGE_LAST, 2, (0, 4), (RS_AXIS_WHOLE, RS_AXIS_WHOLE), 0, 0);
     if (random_in(random, 0, 2) == 0)
@@ -109,30 +149,74 @@ static inline rs_space *random_space(uint64_t *random)
     RANDOM_ADD("norm", RS_STAGE_LAST, 1, (hidden), (RS_AXIS_WHOLE), 0, 0);
     if (!tied)
         RANDOM_ADD("head", RS_STAGE_LAST, 2, (vocab, hidden), (RS_AXIS_VOCAB, RS_AXIS_WHOLE), 0, 0);
+}
+
+/* A model with four roles; in half of them some tensors are exceptions. */
+static inline rs_space *random_space(uint64_t *random)
+{
+    rs_space *space;
+    random_must(rs_space_create(&space));
+    random_add_roles(space);
+    random_model(random, space, false);
     if (random_in(random, 0, 1))
         random_dtypes(random, space);
     return space;
 }
 
-/* A layout of 1 to `most` ranks. */
-static inline rs_layout random_layout(uint64_t *random, int most)
+/* Deals the prime factors of `number` over `count` parts. */
+static inline void random_factors(uint64_t *random, int number, int *parts, int count)
 {
-    static const rs_mesh_axis orders[6][RS_MESH_AXES] = {{RS_MESH_TP, RS_MESH_DP, RS_MESH_PP},
-        {RS_MESH_TP, RS_MESH_PP, RS_MESH_DP}, {RS_MESH_DP, RS_MESH_TP, RS_MESH_PP},
-        {RS_MESH_DP, RS_MESH_PP, RS_MESH_TP}, {RS_MESH_PP, RS_MESH_TP, RS_MESH_DP},
-        {RS_MESH_PP, RS_MESH_DP, RS_MESH_TP}};
-    int world = random_in(random, 1, most);
-    int parts[3] = {1, 1, 1};
-    /* Deal the world's prime factors over the axes. */
-    for (int factor = 2; world > 1; factor++)
-        while (world % factor == 0) {
-            parts[random_in(random, 0, 2)] *= factor;
-            world /= factor;
+    for (int i = 0; i < count; i++)
+        parts[i] = 1;
+    for (int factor = 2; number > 1; factor++)
+        while (number % factor == 0) {
+            parts[random_in(random, 0, count - 1)] *= factor;
+            number /= factor;
         }
-    rs_layout layout = {
-        .tp = parts[0], .pp = parts[1], .dp = parts[2], .zero = random_in(random, 0, 3)};
-    memcpy(layout.order, orders[random_in(random, 0, 5)], sizeof layout.order);
-    return layout;
+}
+
+/* A layout of 1 to `most` ranks for a model of so many layers, any axis. */
+static inline rs_layout random_layout(uint64_t *random, int most, int64_t layers)
+{
+    rs_layout layout = {.zero = random_in(random, 0, 3),
+        .zero_cut = (rs_zero_cut)random_in(random, 0, 2),
+        .vpp = random_in(random, 0, 2) == 0 ? random_in(random, 2, 3) : 1,
+        .sp = random_in(random, 0, 3) == 0};
+    int parts[4];
+    random_factors(random, random_in(random, 1, most), parts, 4);
+    layout.tp = parts[0];
+    layout.cp = parts[1];
+    layout.pp = parts[2];
+    layout.dp = parts[3];
+    if (random_in(random, 0, 1)) {
+        random_factors(random, layout.tp * layout.cp * layout.dp, parts, 3);
+        layout.etp = parts[1];
+    } else {
+        random_factors(random, layout.cp * layout.dp, parts, 2);
+    }
+    layout.ep = parts[0];
+    if (random_in(random, 0, 2) == 0) {
+        random_factors(random, layout.cp * layout.dp, parts, 2);
+        layout.shard = parts[0];
+    }
+    for (int i = 0; i < RS_MESH_AXES; i++) {
+        int other = random_in(random, 0, i);
+        layout.order[i] = layout.order[other];
+        layout.order[other] = (rs_mesh_axis)i;
+    }
+    if (random_in(random, 0, 3) == 0 && layout.pp * layout.vpp <= RS_LAYOUT_STAGES) {
+        layout.stage_count = layout.pp * layout.vpp;
+        int end = 0;
+        for (int i = 0; i < layout.stage_count; i++) {
+            end = random_in(random, end, (int)layers);
+            layout.stage_end[i] = i == layout.stage_count - 1 ? (int)layers : end;
+        }
+    }
+    /* Through its text, so that it means what its text means. */
+    char text[RS_LAYOUT_TEXT];
+    rs_layout out;
+    random_must(rs_layout_parse(rs_layout_format(&layout, text), &out));
+    return out;
 }
 
 #endif

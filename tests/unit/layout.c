@@ -38,6 +38,30 @@ static void test_text(void **state)
             "world 3 = tp1 cp1 dp3 pp1"},
         {"etp=4,tp=4", "tp=4", "world 4 = tp4 cp1 dp1 pp1"},
         {"dp=2147483647", "dp=2147483647", "world 2147483647 = tp1 cp1 dp2147483647 pp1"},
+        {"tp=4,pp=8,dp=4,ep=8,etp=1,zero=1", "tp=4,pp=8,dp=4,ep=8,etp=1,zero=1",
+            "world 128 = tp4 cp1 dp4 pp8; experts per stage: etp1 ep8 edp2"},
+        {"ep=4,cp=2,tp=2,dp=4", "tp=2,dp=4,cp=2,ep=4",
+            "world 16 = tp2 cp2 dp4 pp1; experts per stage: etp2 ep4 edp2"},
+        {"tp=2,dp=3,etp=3", "tp=2,dp=3,etp=3",
+            "world 6 = tp2 cp1 dp3 pp1; experts per stage: etp3 ep1 edp2"},
+        {"tp=2,etp=2,dp=2,ep=2", "tp=2,dp=2,ep=2",
+            "world 4 = tp2 cp1 dp2 pp1; experts per stage: etp2 ep2 edp1"},
+        {"dp=4,cp=2,zero=1,shard=8", "dp=4,cp=2,zero=1", "world 8 = tp1 cp2 dp4 pp1"},
+        {"dp=4,cp=2,zero=1,shard=2,zero_cut=dim0", "dp=4,cp=2,zero=1,shard=2,zero_cut=dim0",
+            "world 8 = tp1 cp2 dp4 pp1"},
+        /* How ZeRO cuts says nothing where it does not. */
+        {"dp=4,shard=2,zero_cut=param", "dp=4", "world 4 = tp1 cp1 dp4 pp1"},
+        {"dp=2,zero=3,zero_cut=param", "dp=2,zero=3,zero_cut=param", "world 2 = tp1 cp1 dp2 pp1"},
+        {"pp=2,vpp=3,sp=on", "pp=2,vpp=3,sp=on", "world 2 = tp1 cp1 dp1 pp2"},
+        {"pp=4,stages=0-5/6-10/11/-", "pp=4,stages=0-5/6-10/11/-", "world 4 = tp1 cp1 dp1 pp4"},
+        {"stages=-/0-0/1-1/-,pp=2,vpp=2", "pp=2,vpp=2,stages=-/0/1/-", "world 2 = tp1 cp1 dp1 pp2"},
+        /* The place of an axis of size 1 that is on one mesh only says nothing; that of tp, dp and
+         * pp may, as etp and edp stand there. */
+        {"order=ep-tp-dp-cp-pp", "dp=1", "world 1 = tp1 cp1 dp1 pp1"},
+        {"cp=2,order=tp-dp-cp-pp", "cp=2,order=tp-dp-cp-pp", "world 2 = tp1 cp2 dp1 pp1"},
+        {"cp=2,order=tp-ep-cp-dp-pp", "cp=2", "world 2 = tp1 cp2 dp1 pp1"},
+        {"cp=2,ep=2,order=tp-ep-cp-dp-pp", "cp=2,ep=2,order=tp-ep-cp-dp-pp",
+            "world 2 = tp1 cp2 dp1 pp1; experts per stage: etp1 ep2 edp1"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[RS_LAYOUT_TEXT];
@@ -88,15 +112,36 @@ static void test_refusals(void **state)
         {"order=tp-dp-xp", RS_ERR_ARGUMENT, {"once each"}},
         {"sp=4", RS_ERR_ARGUMENT, {"use cp=4"}},
         {"sp=yes", RS_ERR_ARGUMENT, {"on or off"}},
-        {"sp=on", RS_ERR_UNSUPPORTED, {"sp=on", "sp=off"}},
-        {"cp=2", RS_ERR_UNSUPPORTED, {"cp=2", "cp=1"}},
-        {"ep=8", RS_ERR_UNSUPPORTED, {"ep=8", "ep=1"}},
-        {"tp=2,etp=4", RS_ERR_UNSUPPORTED, {"etp=4", "leaving it out"}},
-        {"vpp=2", RS_ERR_UNSUPPORTED, {"vpp=2", "vpp=1"}},
-        {"cp=0", RS_ERR_ARGUMENT, {"cp=0"}},
-        {"pp=2,stages=3-1", RS_ERR_UNSUPPORTED, {"stages=3-1", "pp=N"}},
-        {"dp=4,shard=2", RS_ERR_UNSUPPORTED, {"shard=2", "shard=4"}},
-        {"zero_cut=param", RS_ERR_UNSUPPORTED, {"zero_cut=param", "zero_cut=concat"}},
+        {"cp=0", RS_ERR_ARGUMENT, {"cp=0", "from 1 on"}},
+        {"etp=0", RS_ERR_ARGUMENT, {"etp=0", "from 1 on"}},
+        {"shard=0", RS_ERR_ARGUMENT, {"shard=0", "from 1 on"}},
+        {"sp=on,sp=on", RS_ERR_ARGUMENT, {"sp is given twice"}},
+        /* Experts: the rule, and the nearest that keeps it. */
+        {"ep=8", RS_ERR_ARGUMENT, {"ep=8", "etp x ep must divide tp x cp x dp = 1", "is dp=1"}},
+        {"dp=12,ep=5", RS_ERR_ARGUMENT, {"ep=5", "= 12", "is dp=12,ep=4"}},
+        {"tp=4,dp=3,ep=5,etp=1", RS_ERR_ARGUMENT,
+            {"etp=1,ep=5", "= 12", "is tp=4,dp=3,ep=4,etp=1"}},
+        {"tp=2,etp=4", RS_ERR_ARGUMENT, {"etp=4", "= 2", "is tp=2"}},
+        {"tp=2,dp=3,etp=4,ep=2", RS_ERR_ARGUMENT, {"etp=4,ep=2", "= 6", "is tp=2,dp=3,ep=2,etp=3"}},
+        {"dp=2147483647,ep=2147483646", RS_ERR_ARGUMENT, {"is dp=2147483647,ep=2147483647"}},
+        {"dp=4,cp=3,zero=1,shard=5", RS_ERR_ARGUMENT,
+            {"shard=5", "dp x cp = 12", "is dp=4,cp=3,zero=1,shard=4"}},
+        /* Stages: all layers, in order, as many as there are. */
+        {"pp=2,stages=0-5/6-10/11-12", RS_ERR_ARGUMENT,
+            {"lists 3 stages, pp x vpp = 2", "is pp=3,stages=0-5/6-10/11-12"}},
+        {"pp=2,vpp=2,stages=0/1", RS_ERR_ARGUMENT, {"lists 2 stages", "is vpp=2,stages=0/1"}},
+        {"pp=2,stages=0-5/7-10", RS_ERR_ARGUMENT, {"stage 1 is \"7-10\"", "from 6 on"}},
+        {"pp=2,stages=1-5/6-10", RS_ERR_ARGUMENT, {"stage 0 is \"1-5\"", "from 0 on"}},
+        {"pp=2,stages=3-1", RS_ERR_ARGUMENT, {"stage 0 is \"3-1\""}},
+        {"pp=2,stages=0-1/", RS_ERR_ARGUMENT, {"stage 1 is \"\"", "\"-\" for none"}},
+        {"pp=1,stages=0-1x", RS_ERR_ARGUMENT, {"stage 0 is \"0-1x\""}},
+        {"pp=1,stages=0-10000", RS_ERR_ARGUMENT, {"stage 0"}},
+        {"stages=-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/"
+         "-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-",
+            RS_ERR_ARGUMENT, {"64 stages at most"}},
+        {"cp=2,order=tp-dp-pp", RS_ERR_ARGUMENT, {"leaves out cp, whose size is 2"}},
+        {"dp=2,ep=2,order=tp-cp-dp-pp", RS_ERR_ARGUMENT, {"leaves out ep, whose size is 2"}},
+        {"pp=65536,vpp=65536", RS_ERR_ARGUMENT, {"pp=65536,vpp=65536", "number of stages"}},
         {"zero_cut=all", RS_ERR_ARGUMENT, {"concat, param or dim0"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -217,6 +262,105 @@ static void test_stage_layers(void **state)
     }
 }
 
+/* Stages with chunks, and listed; entry v * pp + p is chunk v of pipeline rank p. */
+static void test_chunks(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *layout;
+        int64_t layers;
+        int64_t ends[8];
+    } rows[] = {
+        {"pp=2,vpp=2", 8, {2, 4, 6, 8}},
+        {"pp=2,vpp=4", 8, {1, 2, 3, 4, 5, 6, 7, 8}},
+        {"pp=2,vpp=3", 10, {2, 4, 6, 8, 9, 10}},
+        {"pp=2,vpp=2,stages=0/1-4/-/5", 6, {1, 5, 5, 6}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        rs_layout layout = parsed(rows[i].layout);
+        int64_t at = 0;
+        for (int stage = 0; stage < layout.pp * layout.vpp; stage++) {
+            int64_t begin;
+            int64_t end;
+            rs_layout_stage_layers(&layout, rows[i].layers, stage, &begin, &end);
+            assert_int_equal(begin, at);
+            assert_int_equal(end, rows[i].ends[stage]);
+            at = end;
+        }
+        assert_int_equal(at, rows[i].layers);
+    }
+}
+
+static void expect_experts(const char *text, int64_t experts, const int64_t (*ranges)[2])
+{
+    rs_layout layout = parsed(text);
+    rs_tensor tensor = {
+        .name = "e", .ndim = 2, .shape = {experts, 3}, .axis = {RS_AXIS_EXPERT, RS_AXIS_FFN}};
+    for (int ep = 0; ep < layout.ep; ep++) {
+        int64_t begin;
+        int64_t end;
+        rs_layout_ep_range(&layout, &tensor, 0, ep, &begin, &end);
+        assert_int_equal(begin, ranges[ep][0]);
+        assert_int_equal(end, ranges[ep][1]);
+    }
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    expect_experts("dp=8,ep=8", 60,
+        (const int64_t[][2]){
+            {0, 8}, {8, 16}, {16, 24}, {24, 32}, {32, 39}, {39, 46}, {46, 53}, {53, 60}});
+    expect_experts("dp=2,ep=2", 60, (const int64_t[][2]){{0, 30}, {30, 60}});
+    /* More ranks than experts: 3, 3 and 2 ranks for the three. */
+    expect_experts("dp=8,ep=8", 3,
+        (const int64_t[][2]){{0, 1}, {0, 1}, {0, 1}, {1, 2}, {1, 2}, {1, 2}, {2, 3}, {2, 3}});
+    /* The experts' rows are dealt over etp. */
+    rs_layout layout = parsed("tp=1,dp=6,etp=2,ep=3");
+    rs_tensor tensor = {
+        .name = "e", .ndim = 2, .shape = {5, 7}, .axis = {RS_AXIS_EXPERT, RS_AXIS_FFN}};
+    int64_t begin;
+    int64_t end;
+    rs_layout_tp_range(&layout, &tensor, 1, 1, &begin, &end);
+    assert_true(begin == 4 && end == 7);
+    rs_layout_tp_range(&layout, &tensor, 0, 1, &begin, &end);
+    assert_true(begin == 0 && end == 5);
+}
+
+/* Both meshes of a stage's ranks: Megatron's numbering, and groups that follow. */
+static void test_expert_mesh(void **state)
+{
+    (void)state;
+    rs_layout layout = parsed("tp=4,pp=8,dp=4,ep=8,etp=1,zero=1");
+    assert_int_equal(rs_layout_etp(&layout), 1);
+    assert_int_equal(rs_layout_edp(&layout), 2);
+    /* Stage 3 is ranks 48 to 63; rank 61 is the 13th of them: tp 1, dp 3; ep 5, edp 1. */
+    rs_coords at = rs_layout_coords(&layout, 61);
+    assert_true(at.pp == 3 && at.tp == 1 && at.dp == 3 && at.cp == 0);
+    assert_true(at.etp == 0 && at.ep == 5 && at.edp == 1);
+    assert_int_equal(rs_layout_expert_rank(&layout, at), 61);
+    assert_int_equal(rs_layout_shard_group(&layout, false), 4);
+    assert_int_equal(rs_layout_shard_group(&layout, true), 2);
+    /* Replicas of experts: as many groups as dense tensors have, or as many of those as fit. */
+    static const struct {
+        const char *text;
+        int dense;
+        int experts;
+    } rows[] = {
+        {"dp=8,zero=1,shard=2", 2, 2},
+        {"dp=8,ep=2,zero=1,shard=4", 4, 2},
+        {"dp=8,ep=2,zero=1,shard=2", 2, 1},
+        {"dp=8,ep=4,zero=1,shard=2", 2, 1},
+        {"dp=8,ep=8,zero=1,shard=4", 4, 1},
+        {"dp=12,ep=3,zero=1,shard=2", 2, 2},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        layout = parsed(rows[i].text);
+        assert_int_equal(rs_layout_shard_group(&layout, false), rows[i].dense);
+        assert_int_equal(rs_layout_shard_group(&layout, true), rows[i].experts);
+    }
+}
+
 static rs_space *vector_space(int64_t elements, int64_t layers)
 {
     rs_space *space;
@@ -243,9 +387,44 @@ static void test_trainable(void **state)
     assert_int_equal(rs_layout_check_trainable(&layout, space), RS_ERR_ARGUMENT);
     assert_non_null(strstr(rs_error_message(), "4 layers"));
     assert_non_null(strstr(rs_error_message(), "fits is tp=2,pp=4,zero=1"));
-    layout = parsed("dp=2,zero=3");
+    static const struct {
+        const char *text;
+        rs_status status;
+        const char *words[2];
+    } rows[] = {
+        {"dp=2,zero=3", RS_ERR_UNSUPPORTED, {"zero above 1", "fits is dp=2,zero=1"}},
+        {"dp=2,zero=1,zero_cut=dim0", RS_ERR_UNSUPPORTED, {"zero_cut", "fits is dp=2,zero=1"}},
+        {"dp=4,zero=1,shard=2", RS_ERR_UNSUPPORTED, {"shard=", "fits is dp=4,zero=1"}},
+        {"tp=2,dp=2,cp=3", RS_ERR_UNSUPPORTED, {"(cp)", "fits is tp=2,dp=6"}},
+        {"dp=2,ep=2", RS_ERR_UNSUPPORTED, {"(ep)", "fits is dp=2"}},
+        {"tp=2,etp=1", RS_ERR_UNSUPPORTED, {"etp of its own", "fits is tp=2"}},
+        {"pp=2,vpp=2", RS_ERR_UNSUPPORTED, {"(vpp)", "fits is pp=2"}},
+        {"pp=2,vpp=3", RS_ERR_ARGUMENT, {"stage 4 would have no layer", "fits is pp=2,vpp=2"}},
+        {"pp=2,stages=0/1-3", RS_ERR_UNSUPPORTED, {"stages=", "fits is pp=2"}},
+        {"pp=2,stages=-/0-3", RS_ERR_ARGUMENT, {"stage 0 would have no layer", "fits is pp=2"}},
+        {"pp=2,stages=0/1-2", RS_ERR_ARGUMENT,
+            {"stages have 3 layers, the model has 4", "fits is pp=2,stages=0/1-3"}},
+        {"pp=2,stages=0-4/5", RS_ERR_ARGUMENT, {"6 layers", "fits is pp=2,stages=0-3/-"}},
+        {"tp=2,sp=on", RS_ERR_UNSUPPORTED, {"(sp)", "fits is tp=2"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        layout = parsed(rows[i].text);
+        assert_int_equal(rs_layout_check_trainable(&layout, space), rows[i].status);
+        for (int w = 0; w < 2; w++)
+            if (strstr(rs_error_message(), rows[i].words[w]) == NULL)
+                fail_msg(
+                    "%s: \"%s\" is not in: %s", rows[i].text, rows[i].words[w], rs_error_message());
+    }
+    /* Nor tensors that it does not know. */
+    layout = parsed("dp=2");
+    assert_int_equal(rs_space_set_dtype(space, 0, 1, RS_DTYPE_BF16), RS_OK);
     assert_int_equal(rs_layout_check_trainable(&layout, space), RS_ERR_UNSUPPORTED);
-    assert_non_null(strstr(rs_error_message(), "fits is dp=2,zero=1"));
+    assert_int_equal(rs_space_set_dtype(space, 0, 1, RS_DTYPE_F32), RS_OK);
+    rs_tensor experts = {
+        .name = "experts", .ndim = 2, .shape = {4, 3}, .axis = {RS_AXIS_LAYER, RS_AXIS_EXPERT}};
+    assert_int_equal(rs_space_add_tensor(space, &experts, NULL), RS_OK);
+    assert_int_equal(rs_layout_check_trainable(&layout, space), RS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(rs_error_message(), "tensor experts"));
     rs_space_destroy(space);
 }
 
@@ -351,6 +530,9 @@ int main(void)
         cmocka_unit_test(test_coords),
         cmocka_unit_test(test_tp_ranges),
         cmocka_unit_test(test_stage_layers),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_expert_mesh),
         cmocka_unit_test(test_trainable),
         cmocka_unit_test(test_flat_range),
         cmocka_unit_test(test_worked_example),
