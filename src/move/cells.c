@@ -10,6 +10,7 @@
  */
 #include "move/cells.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/checked.h"
@@ -67,6 +68,16 @@ void rs_cells_fini(rs_cells *cells)
     *cells = (rs_cells){0};
 }
 
+/* Most cells that are looked at are beside the box. */
+static inline bool meet(const rs_box *a, const rs_box *b)
+{
+    for (int d = 0; d < a->ndim; d++)
+        if (a->offset[d] >= b->offset[d] + b->extent[d] ||
+            b->offset[d] >= a->offset[d] + a->extent[d])
+            return false;
+    return true;
+}
+
 rs_cell_part *rs_cells_next(
     const rs_cells *cells, int tensor, int role, const rs_box *box, size_t *at, rs_box *common)
 {
@@ -91,7 +102,7 @@ rs_cell_part *rs_cells_next(
         if (compare_keys(part->cell, tensor, role, end) >= 0)
             return NULL;
         (*at)++;
-        if (rs_box_intersect(&part->cell->box, box, common))
+        if (meet(&part->cell->box, box) && rs_box_intersect(&part->cell->box, box, common))
             return part;
     }
     return NULL;

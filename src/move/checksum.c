@@ -82,12 +82,6 @@ static void dot_plain(
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static inline uint64_t add_across(__m256i v)
-{
-    __m128i x = _mm_add_epi64(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    return (uint64_t)_mm_cvtsi128_si64(x) + (uint64_t)_mm_extract_epi64(x, 1);
-}
-
 /* acc += even words of x * even words of w + odd * odd; `xo`, `wo` are x, w shifted down by a word.
  */
 __attribute__((target("avx2"))) static inline __m256i multiply_add(
@@ -124,10 +118,16 @@ __attribute__((target("avx2"))) static void dot_avx2(
         b = multiply_add(b, x0, x0o, w0, w0o);
         b = multiply_add(b, x1, x1o, w1, w1o);
     }
-    uint64_t rest[2];
-    dot_plain(weight + k, data + 4 * k, words - k, rest);
-    out[0] = add_across(a) + rest[0];
-    out[1] = add_across(b) + rest[1];
+    /* Across the vectors: {a0 + a1, b0 + b1, a2 + a3, b2 + b3}, then its halves. */
+    __m256i both = _mm256_add_epi64(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    _mm_storeu_si128((void *)out, sum);
+    if (k < words) {
+        uint64_t rest[2];
+        dot_plain(weight + k, data + 4 * k, words - k, rest);
+        out[0] += rest[0];
+        out[1] += rest[1];
+    }
 }
 #endif
 

@@ -1,18 +1,20 @@
 /*
  * Strided copies of boxes, alone and with the sum of what was written.
  *
- * A box is brought to its simplest common form (lattice.h). Then one of three walks does it:
+ * A box is brought to its simplest common form (lattice.h). Then one of three walks does it.
  *
- *   rows       both sides have runs of bytes: runs are copied one after the other in the target's
- *              order; the next runs are asked for ahead, since the processor's own prefetching
- * stops at the end of each run; elements   a side has no runs but both agree on the fast dimension:
- * a plain strided loop; tiles      the sides disagree (a transposition): square tiles go through a
- * small buffer, so that every cache line is fetched once, and rows whose addresses share a cache
- * set do not throw each other out.
+ * Rows: both sides have runs of bytes; they are copied one after the other in the target's order.
+ * (Asking for the next runs ahead was measured, and brings nothing.)
+ *
+ * Elements: there are no runs, but both sides agree on the fast dimension: a plain strided loop.
+ *
+ * Squares: the sides disagree (a transposition). Square tiles go through a small buffer, so that
+ * every cache line is fetched once, and rows whose addresses share a cache set do not throw each
+ * other out.
  *
  * The fused copy works in pieces of PIECE bytes: copy a piece, then sum it from the target. A piece
- * is small enough to be still in the first-level cache and large enough to be worth a call; while
- * the sum is computed, the next piece's lines are on their way.
+ * is small enough to be still in the first-level cache, and large enough to be worth a call; the
+ * sum's arithmetic overlaps with the waits for the memory of the next piece.
  *
  * Invariants: every element of the box is written exactly once; the sum reads target memory only.
  * Cost: memory speed for runs of 256 bytes and more (bench/copy.c, bench/certificate.c).
@@ -28,19 +30,12 @@
 
 #define PIECE 4096      /* bytes copied before they are summed */
 #define TILE (16 << 10) /* bytes of a tile of the general fused walk */
-#define LINE 64         /* bytes of a cache line */
-#define AHEAD 1024      /* bytes asked for ahead of short runs */
+#define BLOCK_SIDE 128  /* elements; a multiple of any square's side */
 #define SQUARE_BYTES 64 /* side of a transposed square */
 
 enum { TO, FROM, CANONICAL };
 
 typedef unsigned char byte;
-
-static inline void prefetch(const byte *at, int64_t bytes)
-{
-    for (int64_t k = 0; k < bytes; k += LINE)
-        __builtin_prefetch(at + k, 0, 3);
-}
 
 /* Copies `count` runs of a size that the compiler knows. */
 static inline __attribute__((always_inline)) void fixed_rows(
@@ -79,10 +74,7 @@ static void copy_rows(
     default:
         break;
     }
-    int64_t ahead = run <= AHEAD ? rs_ceil_div(AHEAD, run) : 0;
     for (int64_t k = 0; k < count; k++) {
-        if (ahead > 0)
-            prefetch(from + ahead * from_stride, run);
         memcpy(to, from, (size_t)run);
         to += to_stride;
         from += from_stride;
@@ -108,17 +100,20 @@ static inline __attribute__((always_inline)) void square(size_t size, int64_t ro
                 size);
 }
 
-/* Copies a plane whose fast dimension is `rows` in the source and `columns` in the target. */
+/* Copies a plane whose fast dimension is `rows` in the source and `columns` in the target, in
+ * blocks of squares: a block's pages are few enough for the processor to keep their addresses. */
 static inline __attribute__((always_inline)) void squares(size_t size, int64_t rows,
     int64_t columns, byte *to, int64_t to_row, int64_t to_column, const byte *from,
     int64_t from_row, int64_t from_column)
 {
     int64_t side = SQUARE_BYTES / (int64_t)size;
-    for (int64_t r = 0; r < rows; r += side)
-        for (int64_t c = 0; c < columns; c += side)
-            square(size, rs_min64(side, rows - r), rs_min64(side, columns - c),
-                to + r * to_row + c * to_column, to_row, to_column,
-                from + r * from_row + c * from_column, from_row, from_column);
+    for (int64_t top = 0; top < rows; top += BLOCK_SIDE)
+        for (int64_t left = 0; left < columns; left += BLOCK_SIDE)
+            for (int64_t r = top; r < rs_min64(rows, top + BLOCK_SIDE); r += side)
+                for (int64_t c = left; c < rs_min64(columns, left + BLOCK_SIDE); c += side)
+                    square(size, rs_min64(side, rows - r), rs_min64(side, columns - c),
+                        to + r * to_row + c * to_column, to_row, to_column,
+                        from + r * from_row + c * from_column, from_row, from_column);
 }
 
 static void transpose(size_t size, int64_t rows, int64_t columns, byte *to, int64_t to_row,

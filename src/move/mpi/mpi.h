@@ -18,9 +18,11 @@ void rs_mpi_leave(MPI_Comm comm, MPI_Errhandler saved);
  * RS_ERR_PEER, naming one that failed and how. */
 rs_status rs_mpi_agree(MPI_Comm comm, rs_status own) RS_MUST_CHECK;
 
-/* The transport over `comm`, which is used with this library's tags only. fini takes a transport
- * that was never made (zeroed), too. */
-rs_status rs_mpi_transport_init(MPI_Comm comm, rs_transport *out) RS_MUST_CHECK;
+/* The transport over `comm`, which is used with this library's tags only, and whose messages are
+ * cut into parts of `part` bytes. fini takes a transport that was never made (zeroed), too. */
+#define RS_MPI_PART ((int64_t)1 << 30)
+
+rs_status rs_mpi_transport_init(MPI_Comm comm, int64_t part, rs_transport *out) RS_MUST_CHECK;
 void rs_mpi_transport_fini(rs_transport *transport);
 
 #endif

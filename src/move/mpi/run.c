@@ -72,7 +72,7 @@ static rs_status run(const rs_move *move, rs_move_report *report)
         .progress = move->progress,
         .progress_context = move->progress_context,
         .transport = &transport};
-    rs_status status = rs_mpi_transport_init(comm, &transport);
+    rs_status status = rs_mpi_transport_init(comm, RS_MPI_PART, &transport);
     if (status == RS_OK)
         status = rs_engine_create(&task, &engine);
     status = rs_mpi_agree(comm, status);

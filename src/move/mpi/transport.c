@@ -17,8 +17,7 @@
 #include "base/memory.h"
 
 #define FIRST_TAG 21500 /* below 32767, which every MPI allows */
-#define PART ((int64_t)1 << 30)
-#define PARTS 64 /* of the largest message */
+#define PARTS 64        /* of the largest message */
 
 struct rs_message {
     rs_message *next; /* free ones are chained */
@@ -30,6 +29,7 @@ struct rs_message {
  * peer waiting. */
 typedef struct mpi_context {
     MPI_Comm comm;
+    int64_t part;
     rs_message *idle;
     rs_message messages[RS_TRANSPORT_MESSAGES];
 } mpi_context;
@@ -58,6 +58,14 @@ void rs_mpi_leave(MPI_Comm comm, MPI_Errhandler saved)
     MPI_Errhandler_free(&saved);
 }
 
+/* Others may need this processor to get on: with more ranks than cores a spin would starve them. */
+static void mpi_idle(void *context)
+{
+    (void)context;
+    struct timespec moment = {.tv_nsec = 20000};
+    nanosleep(&moment, NULL);
+}
+
 rs_status rs_mpi_agree(MPI_Comm comm, rs_status own)
 {
     struct {
@@ -67,8 +75,17 @@ rs_status rs_mpi_agree(MPI_Comm comm, rs_status own)
     int rank = 0;
     RS_TRY(rs_mpi_check(MPI_Comm_rank(comm, &rank), "asking for the rank"));
     mine.rank = rank;
-    /* A failed rank's own detail is the one to keep: nothing below records another for it. */
-    int code = MPI_Allreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, comm);
+    /* Ranks that are done sleep, so that with more ranks than cores the others are not held up. */
+    MPI_Request request;
+    int done = 0;
+    int code = MPI_Iallreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, comm, &request);
+    if (code == MPI_SUCCESS)
+        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    while (code == MPI_SUCCESS && !done) {
+        mpi_idle(NULL);
+        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    }
+    /* A failed rank's own detail is the one to keep: nothing above recorded another for it. */
     if (own != RS_OK)
         return own;
     RS_TRY(rs_mpi_check(code, "agreeing on the outcome"));
@@ -83,15 +100,15 @@ static rs_status start(mpi_context *context, bool sends, int peer, rs_label labe
     int64_t bytes, rs_message **out)
 {
     rs_message *message = context->idle;
-    if (message == NULL || bytes > PART * PARTS)
+    if (message == NULL || bytes > context->part * PARTS)
         return rs_error_set(RS_ERR_UNSUPPORTED, "a message of %lld bytes, or more than %d at once",
             (long long)bytes, RS_TRANSPORT_MESSAGES);
-    int64_t parts = rs_max64(rs_ceil_div(bytes, PART), 1);
+    int64_t parts = rs_max64(rs_ceil_div(bytes, context->part), 1);
     int tag = FIRST_TAG + (int)label.channel * RS_TRANSPORT_NUMBERS + label.number;
     message->count = 0;
     for (int64_t k = 0; k < parts; k++) {
-        char *at = (char *)data + k * PART;
-        int count = (int)rs_min64(PART, bytes - k * PART);
+        char *at = (char *)data + k * context->part;
+        int count = (int)rs_min64(context->part, bytes - k * context->part);
         MPI_Request *request = &message->requests[k];
         int code = sends ? MPI_Isend(at, count, MPI_BYTE, peer, tag, context->comm, request)
                          : MPI_Irecv(at, count, MPI_BYTE, peer, tag, context->comm, request);
@@ -129,26 +146,19 @@ static rs_status mpi_test(void *context, rs_message *message, bool *done)
     return rs_mpi_check(code, "waiting for a message");
 }
 
-/* Others may need this processor to get on: with more ranks than cores a spin would starve them. */
-static void mpi_idle(void *context)
-{
-    (void)context;
-    struct timespec moment = {.tv_nsec = 20000};
-    nanosleep(&moment, NULL);
-}
-
-rs_status rs_mpi_transport_init(MPI_Comm comm, rs_transport *out)
+rs_status rs_mpi_transport_init(MPI_Comm comm, int64_t part, rs_transport *out)
 {
     mpi_context *context = rs_calloc(1, sizeof *context);
     if (context == NULL)
         return rs_error_memory(sizeof *context);
     context->comm = comm;
+    context->part = part;
     for (int k = 0; k < RS_TRANSPORT_MESSAGES; k++) {
         context->messages[k].next = context->idle;
         context->idle = &context->messages[k];
     }
     *out = (rs_transport){.context = context,
-        .largest = PART * PARTS,
+        .largest = part * PARTS,
         .send = mpi_send,
         .receive = mpi_receive,
         .test = mpi_test,
