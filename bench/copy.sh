@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Strided pulls beside memcpy (bench/copy.c).
+exec "${BUILD:-build/release}/bench/copy" "$@"
