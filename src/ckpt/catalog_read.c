@@ -34,8 +34,8 @@
 typedef struct gather {
     const rs_catalog *catalog;
     int file;
-    int64_t element; /* bytes */
-    unsigned char *scratch;
+    int64_t element;        /* bytes */
+    unsigned char *scratch; /* SPAN_MOST bytes, made when needed */
 } gather;
 
 typedef struct region {
@@ -90,7 +90,7 @@ static rs_status fetch(const gather *g, int64_t offset, void *to, int64_t bytes)
     return RS_OK;
 }
 
-static rs_status copy_region(const gather *g, const region *r, int64_t offset, unsigned char *to)
+static rs_status copy_region(gather *g, const region *r, int64_t offset, unsigned char *to)
 {
     int64_t wanted = g->element, span = g->element;
     int widest = 0;
@@ -107,6 +107,8 @@ static rs_status copy_region(const gather *g, const region *r, int64_t offset, u
     bool run_is_long = r->from[r->ndim - 1] == g->element && r->to[r->ndim - 1] == g->element &&
                        r->extent[r->ndim - 1] * g->element >= RUN_LONG;
     if (!run_is_long && span <= SPAN_MOST && span <= (r->ndim == 1 ? 16 : 2) * wanted) {
+        if (g->scratch == NULL && (g->scratch = rs_calloc((size_t)SPAN_MOST, 1)) == NULL)
+            return rs_error_memory((size_t)SPAN_MOST);
         RS_TRY(fetch(g, offset, g->scratch, span));
         scatter(r, 0, g->element, g->scratch, to);
         return RS_OK;
@@ -196,8 +198,6 @@ static rs_status read_pieces(const rs_catalog *catalog, const rs_catalog_entry *
             offset += (both.offset[d] - piece.box.offset[d]) * piece.stride[d];
             at += (both.offset[d] - box->offset[d]) * packed[d];
         }
-        if (g.scratch == NULL && (g.scratch = rs_calloc((size_t)SPAN_MOST, 1)) == NULL)
-            return rs_error_memory((size_t)SPAN_MOST);
         g.file = piece.file;
         region simple = merged(&r);
         status = copy_region(&g, &simple, offset, out + at);
