@@ -77,6 +77,7 @@ PACKAGES = {
     "libxxhash-dev": ("src/**/*.c", r"#include <xxhash\.h>"),
     "zlib1g-dev": ("src/**/*.c", r"#include <zlib\.h>"),
     "libssl-dev": ("src/**/*.c", r"#include <openssl/"),
+    "libpcre2-dev": ("src/**/*.c", r"#include <pcre2\.h>"),
     "libopenblas-openmp-dev": ("src/train/*.c", r"#include <cblas\.h>"),
     "libcmocka-dev": ("tests/**/*.c", r"#include <cmocka\.h>"),
     "mpich": ("CMakePresets.json", r'"RS_MPI": "mpich"'),
