@@ -99,6 +99,7 @@ static bool is_gguf(const rs_place *place)
 }
 
 static const rs_format formats[] = {
+    {"deepspeed", rs_deepspeed_probe, rs_deepspeed_read, NULL},
     {"pytorch-dcp", is_distributed, NULL, "a checkpoint of torch.distributed.checkpoint"},
     {"megatron", is_megatron, NULL, "a checkpoint of Megatron-LM"},
     {"hugging-face", rs_hub_probe, rs_hub_read, NULL},

@@ -48,6 +48,7 @@ typedef struct walk {
     rs_torch *torch;
     step path[WALK_DEPTH];
     int depth;
+    const char *role;  /* of all tensors; NULL: by where they stand */
     bool counting;     /* first walk: find equal names; second: make entries */
     rs_names met;      /* dotted names */
     rs_names clashing; /* those that were met twice */
@@ -105,6 +106,8 @@ static bool names_rng(const walk *w)
 /* The role of the tensor at the end of the path. */
 static const char *role_of(const walk *w, const rs_torch_tensor *t)
 {
+    if (w->role != NULL)
+        return w->role;
     if (w->depth >= 3) {
         const step *last = &w->path[w->depth - 1];
         const step *state = &w->path[w->depth - 3];
@@ -349,20 +352,38 @@ static rs_status walk_object(walk *w, rs_value *root)
     return RS_OK;
 }
 
-rs_status rs_torch_enter(rs_catalog *catalog, rs_torch *torch)
+static rs_status walk_from(rs_catalog *catalog, rs_torch *torch, const step *steps, int depth,
+    rs_value *value, const char *role)
 {
     walk *w = rs_calloc(1, sizeof *w);
     if (w == NULL)
         return rs_error_memory(sizeof *w);
     w->catalog = catalog;
     w->torch = torch;
-    rs_status status = walk_object(w, torch->pickle.root);
+    w->role = role;
+    w->depth = depth;
+    if (depth > 0)
+        memcpy(w->path, steps, sizeof *steps * (size_t)depth);
+    rs_status status = walk_object(w, value);
     rs_names_fini(&w->met);
     rs_names_fini(&w->clashing);
     rs_names_fini(&w->tensors);
     rs_pool_fini(&w->pool);
     free(w);
     return status;
+}
+
+rs_status rs_torch_enter(rs_catalog *catalog, rs_torch *torch)
+{
+    return walk_from(catalog, torch, NULL, 0, torch->pickle.root, NULL);
+}
+
+rs_status rs_torch_enter_value(rs_catalog *catalog, rs_torch *torch, const char *prefix,
+    const char *key, rs_value *value, const char *role)
+{
+    bool prefixed = prefix[0] != 0;
+    step steps[2] = {{.attribute = prefixed ? prefix : key}, {.attribute = key}};
+    return walk_from(catalog, torch, steps, prefixed ? 2 : 1, value, role);
 }
 
 /* The names outside the list, in one sentence. */

@@ -12,6 +12,11 @@ void rs_torch_piece(const rs_torch *torch, const rs_torch_tensor *tensor, rs_pie
 /* Enters every tensor of the file's object under the path that leads to it. */
 rs_status rs_torch_enter(rs_catalog *catalog, rs_torch *torch) RS_MUST_CHECK;
 
+/* The same for one value of the object, under "<prefix>.<key>" (`prefix` may be ""), with `role`
+ * for all of its tensors. */
+rs_status rs_torch_enter_value(rs_catalog *catalog, rs_torch *torch, const char *prefix,
+    const char *key, rs_value *value, const char *role) RS_MUST_CHECK;
+
 /* Warns of what is odd about the file as a container. */
 rs_status rs_torch_warn(rs_catalog *catalog, const rs_torch *torch) RS_MUST_CHECK;
 

@@ -1,0 +1,363 @@
+/*
+ * DeepSpeed checkpoints: one folder a tag, of a run with ZeRO 0 to 3 or BF16_Optimizer, with tensor
+ * and pipeline parallelism, with native experts.
+ *
+ * The reader goes over the files once, in the order of their ranks, and hands every tensor it finds
+ * to the assembly as what one rank has of it. Nothing is merged: the catalog that comes out says of
+ * each logical tensor which bytes of which files are its elements.
+ *
+ * Order: names of files; degrees and rules (from the first model file); ZeRO stage and partition
+ * count (from the first optimizer file); model files; layer and expert files; optimizer files; then
+ * the assembly, and last what follows from another entry: 16-bit weights that only the masters
+ * hold, tied names.
+ *
+ * Specification: docs/formats/deepspeed.md.
+ */
+#include "ckpt/deepspeed.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "ckpt/cast.h"
+#include "ckpt/deepspeed_model.h"
+#include "ckpt/value_json.h"
+
+bool rs_deepspeed_probe(const rs_place *place)
+{
+    static const char *const ends[] = {"_model_states.pt", "_optim_states.pt", "-model_states.pt"};
+    static const char *const begins[] = {"mp_rank_", "zero_pp_rank_", "bf16_zero_pp_rank_",
+        "fp16_zero_pp_rank_", "layer_", "expp_rank_"};
+    if (!place->folder || rs_place_has(place, "zero"))
+        return false;
+    for (size_t b = 0; b < sizeof begins / sizeof *begins; b++)
+        for (size_t e = 0; e < sizeof ends / sizeof *ends; e++) {
+            size_t at = 0;
+            if (rs_place_match(place, begins[b], ends[e], &at) != NULL)
+                return true;
+        }
+    return false;
+}
+
+/* The stage in an optimizer file: a number, an enum by value or by name, or what it has. */
+static rs_status find_stage(
+    rs_ds_reader *reader, const rs_torch *torch, const rs_ds_file *file, const rs_value *z)
+{
+    static const char *const names[] = {"disabled", "optimizer_states", "gradients", "weights"};
+    const rs_value *value = rs_value_get(z, "zero_stage");
+    int64_t stage = -1;
+    if (value != NULL && !rs_value_integer(value, &stage)) {
+        const char *name = value->kind == RS_VALUE_CALL && value->as.call->args->count == 1
+                               ? rs_value_string(value->as.call->args->as.items[0])
+                               : NULL;
+        for (int i = 0; i < 4 && name != NULL; i++)
+            if (strcmp(names[i], name) == 0)
+                stage = i;
+    }
+    if (value != NULL && (stage < 0 || stage > 3))
+        return rs_ds_malformed(torch, "its zero_stage is none of 0 to 3");
+    if (value == NULL) {
+        bool flat = rs_value_get(z, "fp32_flat_groups") != NULL;
+        reader->bf16_optimizer = !flat && file->bf16 && rs_value_get(z, "loss_scaler") == NULL;
+        stage = flat ? 3 : 1;
+        if (!reader->bf16_optimizer)
+            RS_TRY(rs_catalog_warn(reader->catalog,
+                "%s: does not say its ZeRO stage; from what it holds, %" PRId64,
+                rs_files_path(torch->files, torch->file), stage));
+    }
+    reader->stage = (int)stage;
+    return RS_OK;
+}
+
+/* Data-parallel ranks: partition_count, the largest of it where it is a list. */
+static void find_partitions(rs_ds_reader *reader, const rs_value *z)
+{
+    const rs_value *counts = rs_value_get(z, "partition_count");
+    int64_t most = 0, one;
+    if (rs_value_integer(counts, &one))
+        most = one;
+    for (uint32_t i = 0; rs_value_is_sequence(counts) && i < counts->count; i++)
+        if (rs_value_integer(counts->as.items[i], &one) && one > most)
+            most = one;
+    if (most >= 1 && most < 1000000)
+        reader->dp = (int)most;
+}
+
+/* Looks into the first optimizer file. */
+static rs_status look_at_optimizer(rs_ds_reader *reader)
+{
+    size_t count;
+    rs_torch torch = {0};
+    const rs_ds_file *file = rs_ds_files(reader, RS_DS_OPTIMIZER, &count);
+    if (file == NULL)
+        return RS_OK;
+    size_t checksums = reader->catalog->checksums.count;
+    size_t warnings = reader->catalog->warnings.count;
+    rs_status status = rs_ds_open(reader, file, &torch);
+    reader->catalog->checksums.count = checksums;
+    reader->catalog->warnings.count = warnings;
+    if (status == RS_OK) {
+        const rs_value *z = rs_value_get(rs_torch_root(&torch), "optimizer_state_dict");
+        if (!rs_value_is(z, RS_VALUE_DICT))
+            status = rs_ds_malformed(&torch, "has no dict \"optimizer_state_dict\"");
+        else
+            status = find_stage(reader, &torch, file, z);
+        if (status == RS_OK)
+            find_partitions(reader, z);
+    }
+    rs_torch_fini(&torch);
+    RS_TRY(status);
+    RS_TRY(rs_ds_check_grid(reader, RS_DS_OPTIMIZER, reader->dp, "optimizer"));
+    bool of_rank = rs_ds_files(reader, RS_DS_MODEL_OF_RANK, &count) != NULL;
+    if (of_rank)
+        RS_TRY(rs_ds_check_grid(reader, RS_DS_MODEL_OF_RANK, reader->dp, "model-state"));
+    if (of_rank != (reader->stage == 3))
+        return rs_error_set(RS_ERR_MALFORMED,
+            "%s: its optimizer files are of ZeRO stage %d, its model files are not",
+            reader->place->path, reader->stage);
+    return RS_OK;
+}
+
+static const rs_value *inner_groups(const rs_value *z)
+{
+    const rs_value *base = rs_value_get(z, "base_optimizer_state");
+    const rs_value *inner = rs_value_get(z, "optimizer_state_dict");
+    return rs_value_get(inner != NULL ? inner : base, "param_groups");
+}
+
+/* What ranks must have alike, compared with the first rank's file. */
+static rs_status compare_scalers(
+    rs_ds_reader *reader, const rs_torch *torch, const rs_value *z, const rs_value *first)
+{
+    static const char *const keys[] = {"loss_scaler", "clip_grad", "dynamic_loss_scale"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!rs_value_equal(rs_value_get(z, keys[i]), rs_value_get(first, keys[i])))
+            RS_TRY(rs_catalog_warn(reader->catalog, "%s: its %s differs from that of rank 0",
+                rs_files_path(torch->files, torch->file), keys[i]));
+    if (rs_value_is_sequence(inner_groups(first)) &&
+        !rs_value_equal(inner_groups(z), inner_groups(first)))
+        RS_TRY(rs_catalog_warn(reader->catalog,
+            "%s: its parameter groups differ from those of data-parallel rank 0",
+            rs_files_path(torch->files, torch->file)));
+    return RS_OK;
+}
+
+static rs_status keep_optimizer_extras(rs_ds_reader *reader, int mp, const rs_value *z)
+{
+    static const char *const keys[] = {
+        "loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad"};
+    const rs_value *groups = inner_groups(z);
+    if (rs_ds_tp_of(reader, mp) != 0)
+        return RS_OK;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && mp == 0; i++)
+        if (rs_value_get(z, keys[i]) != NULL)
+            RS_TRY(rs_catalog_extra(
+                reader->catalog, keys[i], rs_value_json(rs_value_get(z, keys[i]), &reader->left)));
+    if (groups == NULL)
+        return RS_OK;
+    json_t *json = rs_value_json(groups, &reader->left);
+    if (reader->pp == 1)
+        return rs_catalog_extra(reader->catalog, "param_groups", json);
+    if (json == NULL || json_array_append_new(reader->groups, json) != 0)
+        return rs_error_memory(64);
+    return RS_OK;
+}
+
+static rs_status read_optimizer(
+    rs_ds_reader *reader, const rs_ds_file *file, const rs_value **first, rs_torch *torch)
+{
+    RS_TRY(rs_ds_open(reader, file, torch));
+    const rs_value *z = rs_value_get(rs_torch_root(torch), "optimizer_state_dict");
+    if (!rs_value_is(z, RS_VALUE_DICT))
+        return rs_ds_malformed(torch, "has no dict \"optimizer_state_dict\"");
+    int stage = reader->stage;
+    RS_TRY(find_stage(reader, torch, file, z));
+    if (reader->stage != stage)
+        return rs_ds_malformed(
+            torch, "is of ZeRO stage %d, the first rank's file of stage %d", reader->stage, stage);
+    if (file->dp == 0) {
+        RS_TRY(keep_optimizer_extras(reader, file->mp, z));
+        *first = z;
+    } else if (*first != NULL) {
+        RS_TRY(compare_scalers(reader, torch, z, *first));
+    }
+    return reader->stage == 3 ? rs_ds_read_flat_params(reader, torch, file, z)
+                              : rs_ds_read_flat_groups(reader, torch, file, z);
+}
+
+rs_status rs_ds_read_optimizers(rs_ds_reader *reader)
+{
+    rs_torch first = {0}; /* the file of data-parallel rank 0, to compare the others with */
+    const rs_value *first_state = NULL;
+    rs_status status = RS_OK;
+    for (size_t i = 0; i < reader->files.count && status == RS_OK; i++) {
+        const rs_ds_file *file = &reader->files.items[i];
+        rs_torch torch = {0};
+        if (file->kind != RS_DS_OPTIMIZER)
+            continue;
+        status = read_optimizer(reader, file, &first_state, &torch);
+        if (file->dp == 0) {
+            rs_torch_fini(&first);
+            first = torch;
+        } else {
+            rs_torch_fini(&torch);
+        }
+    }
+    rs_torch_fini(&first);
+    return status;
+}
+
+/* Params that no file holds: their masters, rounded to the dtype of the empty tensors that stand
+ * for them. And masters of fp32 runs without ZeRO: the params themselves. */
+static rs_status derive_entries(rs_ds_reader *reader)
+{
+    size_t count = reader->catalog->entries.count;
+    bool optimizer = false;
+    for (size_t i = 0; i < count; i++) {
+        rs_checkpoint_entry entry = rs_catalog_get(reader->catalog, (int)i)->is;
+        optimizer = optimizer || strcmp(entry.role, "exp_avg") == 0 ||
+                    strcmp(entry.role, "momentum_buffer") == 0;
+        if (strcmp(entry.role, "master") != 0 ||
+            rs_catalog_find(reader->catalog, entry.name, "param") >= 0)
+            continue;
+        int dtype = (int)entry.dtype;
+        for (int mp = 0; mp < reader->pp * reader->tp; mp++) {
+            int found = rs_names_find(&reader->models[mp].dtypes, entry.name);
+            if (found >= 0) {
+                dtype = found;
+                break;
+            }
+        }
+        RS_TRY(rs_catalog_rounded(reader->catalog, "param", (rs_dtype)dtype, (int)i));
+    }
+    return RS_OK;
+}
+
+static rs_status derive_masters(rs_ds_reader *reader)
+{
+    size_t count = reader->catalog->entries.count;
+    for (size_t i = 0; i < count; i++) {
+        rs_checkpoint_entry entry = rs_catalog_get(reader->catalog, (int)i)->is;
+        if (strcmp(entry.role, "exp_avg") != 0 && strcmp(entry.role, "momentum_buffer") != 0)
+            continue;
+        int param = rs_catalog_find(reader->catalog, entry.name, "param");
+        if (param >= 0 && rs_catalog_find(reader->catalog, entry.name, "master") < 0 &&
+            rs_catalog_get(reader->catalog, param)->is.dtype == RS_DTYPE_F32)
+            RS_TRY(rs_catalog_rounded(reader->catalog, "master", RS_DTYPE_F32, param));
+    }
+    return RS_OK;
+}
+
+static rs_status add_aliases(rs_ds_reader *reader)
+{
+    for (size_t i = 0; i < reader->shared.count; i += 2) {
+        const char *alias = reader->shared.items[i], *name = reader->shared.items[i + 1];
+        int source = rs_catalog_find(reader->catalog, name, "param");
+        if (source < 0)
+            source = rs_catalog_find(reader->catalog, name, "buffer");
+        if (source < 0)
+            RS_TRY(rs_catalog_warn(reader->catalog,
+                "\"%s\" is said to be \"%s\" under another name, which is in no file", alias,
+                name));
+        else if (rs_catalog_find(
+                     reader->catalog, alias, rs_catalog_get(reader->catalog, source)->is.role) < 0)
+            RS_TRY(rs_catalog_alias(reader->catalog, alias, source));
+    }
+    return RS_OK;
+}
+
+/* E10: parameters and no state of an optimizer that has run. */
+static rs_status check_state(rs_ds_reader *reader)
+{
+    size_t params = 0, states = 0;
+    for (size_t i = 0; i < reader->catalog->entries.count; i++) {
+        const char *role = rs_catalog_get(reader->catalog, (int)i)->is.role;
+        params += strcmp(role, "param") == 0;
+        states += strcmp(role, "param") != 0 && strcmp(role, "master") != 0 &&
+                  strcmp(role, "buffer") != 0 && strcmp(role, "extra") != 0;
+    }
+    if (params > 0 && states == 0)
+        return rs_catalog_warn(
+            reader->catalog, "no optimizer state for %zu of %zu parameters", params, params);
+    return RS_OK;
+}
+
+static rs_status finish_extras(rs_ds_reader *reader)
+{
+    char layout[128];
+    snprintf(layout, sizeof layout, "tp=%d,pp=%d,dp=%d,zero=%d", reader->tp, reader->pp, reader->dp,
+        reader->stage < 0 ? 0 : reader->stage);
+    RS_TRY(rs_pool_text(&reader->catalog->pool, layout, strlen(layout), &reader->catalog->layout));
+    double step = reader->step;
+    if (step < 0 && reader->global_steps >= 0)
+        step = (double)(reader->global_steps -
+                        (reader->skipped_steps > 0 ? reader->skipped_steps : 0));
+    if (step >= 0)
+        RS_TRY(rs_catalog_extra(reader->catalog, "step",
+            step == (double)(int64_t)step ? json_integer((json_int_t)step) : json_real(step)));
+    if (reader->step_differs)
+        RS_TRY(rs_catalog_warn(
+            reader->catalog, "the optimizer's step is not the same in all groups and ranks"));
+    RS_TRY(
+        rs_catalog_extra(reader->catalog, "tag", json_string(rs_path_base(reader->place->path))));
+    if (json_array_size(reader->groups) > 0)
+        RS_TRY(rs_catalog_extra(reader->catalog, "param_groups", json_incref(reader->groups)));
+    if (reader->bf16_optimizer)
+        RS_TRY(rs_catalog_extra(reader->catalog, "optimizer", json_string("BF16_Optimizer")));
+    if (reader->left <= 0)
+        RS_TRY(rs_catalog_warn(reader->catalog,
+            "more than %d values beside the tensors; the extras are cut", RS_VALUE_JSON_MOST));
+    return RS_OK;
+}
+
+static rs_status read_all(rs_ds_reader *reader, const rs_checkpoint_options *options)
+{
+    RS_TRY(rs_ds_scan(reader));
+    if (options->rules != NULL)
+        RS_TRY(rs_rules_add_file(&reader->rules, options->rules));
+    RS_TRY(rs_ds_degrees(reader));
+    rs_assembly_init(&reader->assembly, reader->catalog, &reader->rules, reader->tp);
+    RS_TRY(look_at_optimizer(reader));
+    RS_TRY(rs_ds_read_models(reader));
+    RS_TRY(rs_ds_read_layers(reader));
+    RS_TRY(rs_ds_read_experts(reader));
+    RS_TRY(rs_ds_read_optimizers(reader));
+    if (reader->stage < 0)
+        RS_TRY(rs_ds_read_plain(reader));
+    RS_TRY(rs_assembly_finish(&reader->assembly));
+    RS_TRY(derive_entries(reader));
+    RS_TRY(derive_masters(reader));
+    RS_TRY(add_aliases(reader));
+    RS_TRY(check_state(reader));
+    return finish_extras(reader);
+}
+
+rs_status rs_deepspeed_read(
+    rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options)
+{
+    rs_ds_reader reader = {.catalog = catalog,
+        .place = place,
+        .stage = -1,
+        .step = -1,
+        .global_steps = -1,
+        .skipped_steps = -1,
+        .left = RS_VALUE_JSON_MOST,
+        .groups = json_array()};
+    rs_status status = reader.groups != NULL ? read_all(&reader, options) : rs_error_memory(64);
+    for (int mp = 0; reader.models != NULL && mp < reader.pp * reader.tp; mp++) {
+        rs_names_fini(&reader.models[mp].dtypes);
+        free(reader.models[mp].weights.items);
+    }
+    free(reader.models);
+    free(reader.files.items);
+    free(reader.shared.items);
+    free(reader.parts.items);
+    json_decref(reader.groups);
+    rs_assembly_fini(&reader.assembly);
+    rs_rules_fini(&reader.rules);
+    rs_pool_fini(&reader.pool);
+    return status;
+}
