@@ -24,6 +24,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/simd.h"
 
 #define SCRATCH (1 << 20) /* floats */
 #define SHORT 2048        /* floats: gathered whole */
@@ -59,13 +60,13 @@ void rs_ordered_fini(rs_ordered *ordered)
     ordered->comm = MPI_COMM_NULL;
 }
 
-static void add(float *restrict into, const float *restrict more, int64_t count)
+RS_CLONES static void add(float *restrict into, const float *restrict more, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         into[i] += more[i];
 }
 
-static void raise(float *restrict into, const float *restrict more, int64_t count)
+RS_CLONES static void raise(float *restrict into, const float *restrict more, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         into[i] = more[i] > into[i] ? more[i] : into[i];

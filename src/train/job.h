@@ -128,6 +128,8 @@ void rs_switch_reset(rs_job *job);
 /* Plans the switch to `layout` and makes room for it; a failure is kept for rs_switch_run. Local.
  */
 void rs_switch_prepare(rs_job *job, const char *layout);
+/* Builds the next of its communicators. Collective over the members of its layout. */
+void rs_switch_slice(rs_job *job);
 /* Touches what is to be touched ahead, for about `seconds`; true when all is ready, or nothing will
  * be. */
 bool rs_switch_touch(rs_job *job, double seconds);

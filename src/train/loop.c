@@ -363,7 +363,7 @@ static rs_status obey(rs_job *job, const rs_order *order)
         rs_switch_prepare(job, order->layout);
         break;
     case RS_ORDER_SLICE:
-        rs_world_build(&job->next.world);
+        rs_switch_slice(job);
         break;
     case RS_ORDER_SWITCH:
         return rs_switch_run(job);

@@ -24,6 +24,7 @@
 #include "base/memory.h"
 #include "train/bfloat16.h"
 #include "train/init.h"
+#include "train/simd.h"
 
 rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank, rs_state *out)
 {
@@ -239,13 +240,18 @@ rs_status rs_state_fill(rs_state *state, uint64_t seed)
     return status;
 }
 
+RS_CLONES static void expand_run(int64_t count, const uint16_t *restrict from, float *restrict to)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i] = rs_bf16_to_float(from[i]);
+}
+
 void rs_state_expand(const rs_state *state, float *weights)
 {
     for (int block = 0; block < state->blocks; block++) {
         const rs_view *view = rs_state_view(state, state->roles.param, block);
         const uint16_t *from = (const uint16_t *)(const void *)view->data;
-        for (int64_t i = view->begin; i < view->end; i++)
-            weights[i] = rs_bf16_to_float(from[i - view->begin]);
+        expand_run(view->end - view->begin, from, weights + view->begin);
     }
 }
 

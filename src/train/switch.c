@@ -114,6 +114,13 @@ void rs_switch_prepare(rs_job *job, const char *layout)
     n->prepare_seconds = rs_job_seconds() - begun;
 }
 
+void rs_switch_slice(rs_job *job)
+{
+    double begun = rs_job_seconds();
+    rs_world_build(&job->next.world);
+    job->next.prepare_seconds += rs_job_seconds() - begun;
+}
+
 /* One piece of the new arena, or of a peer's; false when nothing is left. */
 static bool touch_piece(rs_job *job)
 {

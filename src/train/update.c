@@ -29,6 +29,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/bfloat16.h"
+#include "train/simd.h"
 
 #define CHUNK 16384 /* elements: 64 KiB of each role */
 #define LANES 8
@@ -265,7 +266,7 @@ const int64_t *rs_update_bounds(const rs_update *update)
 
 /* ---- the step ---- */
 
-static double sum_of_squares(const float *values, int64_t count)
+RS_CLONES static double sum_of_squares(const float *values, int64_t count)
 {
     double lanes[LANES] = {0}, sum = 0;
     int64_t i = 0;
@@ -301,7 +302,7 @@ typedef struct adamw {
     float clip;
 } adamw;
 
-static void adamw_run(const adamw *how, int64_t count, const float *restrict gradient,
+RS_CLONES static void adamw_run(const adamw *how, int64_t count, const float *restrict gradient,
     float *restrict weight, float *restrict first, float *restrict second)
 {
     const float one1 = (float)(1 - BETA1), beta2 = (float)BETA2, one2 = (float)(1 - BETA2);
@@ -314,6 +315,16 @@ static void adamw_run(const adamw *how, int64_t count, const float *restrict gra
         first[i] = m;
         second[i] = v;
         weight[i] = weight[i] * keep - size * (m / denominator);
+    }
+}
+
+/* The parameters that follow from the masters, and their values. */
+RS_CLONES static void round_run(int64_t count, const float *restrict masters,
+    uint16_t *restrict rounded, float *restrict weights)
+{
+    for (int64_t i = 0; i < count; i++) {
+        rounded[i] = rs_bf16_from_float(masters[i]);
+        weights[i] = rs_bf16_to_float(rounded[i]);
     }
 }
 
@@ -355,11 +366,8 @@ static void apply_chunk(const rs_update *update, const chunk *c, const rs_update
         rs_state_element(state, roles->exp_avg_sq, c->block, c->begin));
     if (roles->master < 0)
         return;
-    uint16_t *rounded = rs_state_element(state, roles->param, c->block, c->begin);
-    for (int64_t i = 0; i < c->count; i++) {
-        rounded[i] = rs_bf16_from_float(values[i]);
-        weights[c->begin + i] = rs_bf16_to_float(rounded[i]);
-    }
+    round_run(c->count, values, rs_state_element(state, roles->param, c->block, c->begin),
+        weights + c->begin);
 }
 
 /* Adds the chunks' sums up to cells. */
