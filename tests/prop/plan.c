@@ -130,7 +130,9 @@ static bool make_free_space(rs_space *space)
         snprintf(name, sizeof name, "t%d", t);
         rs_tensor tensor = {.name = name, .ndim = below(5)};
         for (int d = 0; d < tensor.ndim; d++)
-            tensor.shape[d] = chance(3) ? 0 : scale * (1 + below(tensor.ndim > 2 ? 6 : 14));
+            tensor.shape[d] =
+                chance(3) ? 0
+                          : (tensor.ndim < 4 ? scale : 1) * (1 + below(tensor.ndim > 2 ? 6 : 14));
         NEED(rs_space_add_tensor(space, &tensor, NULL));
     }
     return true;
@@ -320,7 +322,9 @@ static bool make_trial(trial *t)
     int after = rs_placement_holders(t->to);
     t->world = before > after ? before : after;
     t->options.adopt = chance(50);
-    t->options.chunk_bytes = chance(30) ? 0 : 1 + below(200);
+    /* Not so small that a large space makes more copies than a case has time for. */
+    int64_t least = 1 + rs_space_bytes(t->space, -1) / 1000;
+    t->options.chunk_bytes = chance(30) ? 0 : least + below(200);
     t->options.ranks_per_node = below(6);
     for (int r = 0; r < t->world; r++)
         t->nodes[r] = below(4) * 1000 - 7;
