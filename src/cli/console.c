@@ -35,7 +35,7 @@ static void put_json(json_t *value)
 {
     if (value == NULL)
         return;
-    json_dumpf(value, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_dumpf(value, stdout, JSON_COMPACT | JSON_REAL_PRECISION(15));
     putchar('\n');
     fflush(stdout);
     json_decref(value);

@@ -98,7 +98,7 @@ int cli_print_json(const cli_command *command, json_t *value)
 {
     if (value == NULL)
         return cli_error(command, CLI_FAILURE, "out of memory");
-    int failed = json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    int failed = json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
     putchar('\n');
     json_decref(value);
     if (failed || fflush(stdout) != 0)
