@@ -20,6 +20,7 @@
 #include "reshard/memory.h"
 #include "reshard/model.h"
 #include "reshard/move.h"
+#include "reshard/native.h"
 #include "reshard/placement.h"
 #include "reshard/plan.h"
 #include "reshard/space.h"

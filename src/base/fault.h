@@ -12,6 +12,10 @@ typedef enum rs_fault {
     RS_FAULT_COPY,        /* a copy cannot be made */
     RS_FAULT_SEND,        /* a message cannot be sent */
     RS_FAULT_RECEIVE,     /* a message cannot be received */
+    RS_FAULT_WRITE,       /* bytes of a file being saved cannot be written */
+    RS_FAULT_SYNC,        /* a file or folder cannot be synced */
+    RS_FAULT_RENAME,      /* a file or folder cannot be renamed */
+    RS_FAULT_DIE,         /* the process is killed before one of these three */
     RS_FAULTS
 } rs_fault;
 

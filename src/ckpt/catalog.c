@@ -237,14 +237,27 @@ rs_status rs_catalog_warn(rs_catalog *catalog, const char *format, ...)
     return RS_OK;
 }
 
+static rs_status add_checksum(rs_catalog *catalog, rs_checksum *sum, const char *label)
+{
+    RS_TRY(rs_pool_text(&catalog->pool, label, strlen(label), &sum->label));
+    RS_TRY(RS_LIST_RESERVE_ONE(&catalog->checksums));
+    catalog->checksums.items[catalog->checksums.count++] = *sum;
+    return RS_OK;
+}
+
 rs_status rs_catalog_checksum(
     rs_catalog *catalog, int file, int64_t offset, int64_t bytes, uint32_t crc, const char *label)
 {
-    rs_checksum sum = {.file = file, .offset = offset, .bytes = bytes, .crc = crc};
-    RS_TRY(rs_pool_text(&catalog->pool, label, strlen(label), &sum.label));
-    RS_TRY(RS_LIST_RESERVE_ONE(&catalog->checksums));
-    catalog->checksums.items[catalog->checksums.count++] = sum;
-    return RS_OK;
+    rs_checksum sum = {.file = file, .offset = offset, .bytes = bytes, .value = crc};
+    return add_checksum(catalog, &sum, label);
+}
+
+rs_status rs_catalog_checksum_xxh3(
+    rs_catalog *catalog, int file, int64_t offset, int64_t bytes, uint64_t hash, const char *label)
+{
+    rs_checksum sum = {
+        .file = file, .offset = offset, .bytes = bytes, .is_xxh3 = true, .value = hash};
+    return add_checksum(catalog, &sum, label);
 }
 
 rs_status rs_catalog_extra(rs_catalog *catalog, const char *key, json_t *value)

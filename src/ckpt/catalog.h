@@ -65,12 +65,13 @@ typedef struct rs_stored_piece {
     unsigned flags;
 } rs_stored_piece;
 
-/* A run of bytes in a file and the CRC-32 that they should have. */
+/* A run of bytes in a file and the CRC-32, or the XXH3-64, that they should have. */
 typedef struct rs_checksum {
     int file;
     int64_t offset;
     int64_t bytes;
-    uint32_t crc;
+    bool is_xxh3;
+    uint64_t value;
     const char *label;
 } rs_checksum;
 
@@ -140,6 +141,8 @@ rs_status rs_catalog_warn(rs_catalog *catalog, const char *format, ...)
 
 rs_status rs_catalog_checksum(rs_catalog *catalog, int file, int64_t offset, int64_t bytes,
     uint32_t crc, const char *label) RS_MUST_CHECK;
+rs_status rs_catalog_checksum_xxh3(rs_catalog *catalog, int file, int64_t offset, int64_t bytes,
+    uint64_t hash, const char *label) RS_MUST_CHECK;
 
 /* Sets a member of the extras; takes `value` (NULL counts as out of memory). */
 rs_status rs_catalog_extra(rs_catalog *catalog, const char *key, json_t *value) RS_MUST_CHECK;

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include <openssl/evp.h>
+#include <xxhash.h>
 #include <zlib.h>
 
 #include "base/checked.h"
@@ -482,15 +483,24 @@ static rs_status check_sum(rs_catalog *catalog, const rs_checksum *sum, bool *ri
         rs_reader_init(&reader, catalog->files, sum->file, sum->offset, sum->offset + sum->bytes));
     rs_status status = RS_OK;
     uLong crc = crc32(0, NULL, 0);
+    XXH3_state_t *hash = XXH3_createState();
+    if (hash == NULL)
+        status = rs_error_memory(1);
+    else
+        XXH3_64bits_reset(hash);
     while (reader.position < reader.end && status == RS_OK) {
         const unsigned char *p;
         size_t part = (size_t)rs_min64((int64_t)RS_READER_WINDOW, reader.end - reader.position);
         status = rs_reader_take(&reader, part, &p);
-        if (status == RS_OK)
+        if (status == RS_OK && sum->is_xxh3)
+            XXH3_64bits_update(hash, p, part);
+        else if (status == RS_OK)
             crc = crc32(crc, p, (uInt)part);
     }
     rs_reader_fini(&reader);
-    *right = (uint32_t)crc == sum->crc;
+    if (status == RS_OK)
+        *right = (sum->is_xxh3 ? XXH3_64bits_digest(hash) : (uint32_t)crc) == sum->value;
+    XXH3_freeState(hash);
     return status;
 }
 
@@ -502,14 +512,14 @@ rs_status rs_catalog_check(rs_catalog *catalog)
         const rs_checksum *sum = &catalog->checksums.items[i];
         RS_TRY(check_sum(catalog, sum, &right));
         if (!right && ++wrong <= 10)
-            RS_TRY(rs_catalog_warn(catalog,
-                "%s: byte %" PRId64
-                ": the record \"%s\" has another CRC-32 than the directory says: it is damaged, "
-                "or was written with checksums off",
-                rs_files_path(catalog->files, sum->file), sum->offset, sum->label));
+            RS_TRY(rs_catalog_warn(catalog, "%s: byte %" PRId64 ": \"%s\" %s",
+                rs_files_path(catalog->files, sum->file), sum->offset, sum->label,
+                sum->is_xxh3 ? "has another XXH3-64 than the manifest says: it is damaged"
+                             : "has another CRC-32 than the directory says: it is damaged, or was "
+                               "written with checksums off"));
     }
     if (wrong > 10)
-        RS_TRY(rs_catalog_warn(catalog, "%zu more records with a wrong CRC-32", wrong - 10));
+        RS_TRY(rs_catalog_warn(catalog, "%zu more with a wrong checksum", wrong - 10));
     for (size_t id = 0; id < catalog->entries.count; id++) {
         if (rs_catalog_get(catalog, (int)id)->how == RS_ENTRY_PIECES)
             RS_TRY(check_copies(catalog, (int)id));

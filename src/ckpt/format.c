@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "ckpt/native_names.h"
 
 #define POINTER_MOST 4096
 
@@ -99,6 +100,7 @@ static bool is_gguf(const rs_place *place)
 }
 
 static const rs_format formats[] = {
+    {"native", rs_native_probe, rs_native_read, NULL},
     {"deepspeed", rs_deepspeed_probe, rs_deepspeed_read, NULL},
     {"pytorch-dcp", is_distributed, NULL, "a checkpoint of torch.distributed.checkpoint"},
     {"megatron", is_megatron, NULL, "a checkpoint of Megatron-LM"},
@@ -158,7 +160,8 @@ static rs_status list_tags(const rs_place *root, rs_text *list, size_t *count, c
         rs_place inside;
         RS_TRY(rs_path_join(root->path, root->names[i], &path));
         bool tag = false;
-        if (rs_is_folder(path) && rs_place_init(&inside, path) == RS_OK) {
+        if (!rs_native_is_aside(root->names[i]) && rs_is_folder(path) &&
+            rs_place_init(&inside, path) == RS_OK) {
             tag = probe(&inside) != NULL;
             rs_place_fini(&inside);
         }
@@ -212,12 +215,24 @@ out:
     return status;
 }
 
-/* The folder's own format, or that of the tag in it. Sets `*tag` (free it) for the latter. */
-static rs_status resolve(rs_place *place, const rs_format **format, char **tag)
+/* A job's directory: its checkpoints stand in a folder in it, which takes its place. */
+static rs_status enter_job(rs_place *place, char **folder)
+{
+    if (!rs_place_has(place, "job.json") || !rs_place_has(place, "checkpoints"))
+        return RS_OK;
+    RS_TRY(rs_path_join(place->path, "checkpoints", folder));
+    rs_place_fini(place);
+    return rs_place_init(place, *folder);
+}
+
+/* The folder's own format, or that of the tag in it. Sets `*job` and `*tag` (free both) to the
+ * folders that were entered. */
+static rs_status resolve(rs_place *place, const rs_format **format, char **job, char **tag)
 {
     *format = probe(place);
     if (*format != NULL || !place->folder)
         return RS_OK;
+    RS_TRY(enter_job(place, job));
     RS_TRY(find_tag(place, tag));
     rs_place_fini(place);
     RS_TRY(rs_place_init(place, *tag));
@@ -252,14 +267,14 @@ rs_status rs_format_open(const char *path, const rs_checkpoint_options *options,
 {
     static const rs_checkpoint_options usual;
     rs_place place;
-    char *tag = NULL;
+    char *job = NULL, *tag = NULL;
     const rs_format *format = NULL;
     rs_catalog *catalog = NULL;
     rs_status status;
     if (options == NULL)
         options = &usual;
     RS_TRY(rs_place_init(&place, path));
-    RS_TRY_GOTO(resolve(&place, &format, &tag), out);
+    RS_TRY_GOTO(resolve(&place, &format, &job, &tag), out);
     RS_TRY_GOTO(choose(&place, options, &format), out);
     RS_TRY_GOTO(rs_catalog_create(format->name, &catalog), out);
     RS_TRY_GOTO(format->read(catalog, &place, options), out);
@@ -273,6 +288,7 @@ rs_status rs_format_open(const char *path, const rs_checkpoint_options *options,
 out:
     rs_catalog_destroy(catalog);
     rs_place_fini(&place);
+    free(job);
     free(tag);
     return status;
 }

@@ -55,6 +55,9 @@ rs_status rs_format_open(
     const char *path, const rs_checkpoint_options *options, rs_catalog **out) RS_MUST_CHECK;
 
 /* The formats, each in a file of its own. */
+bool rs_native_probe(const rs_place *place);
+rs_status rs_native_read(
+    rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
 bool rs_safetensors_probe(const rs_place *place);
 rs_status rs_safetensors_read(
     rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;

@@ -1,0 +1,194 @@
+/*
+ * All or nothing on a file system: write aside, sync the files, sync the folder, rename, sync the
+ * folder that holds the name.
+ *
+ * A rename is atomic and a sync makes what was before it durable before what comes after it. So at
+ * a kill or a power cut the name is absent, or names the whole. The order is the caller's;
+ * here each step is one call that either has happened or is reported.
+ */
+#include "ckpt/publish.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/fault.h"
+#include "base/memory.h"
+#include "ckpt/file.h"
+
+#define WRITE_MOST ((size_t)64 << 20)
+
+/* True if the operation that comes is to fail for a test. */
+static bool fault(rs_fault point)
+{
+    if (rs_fault_hit(RS_FAULT_DIE))
+        raise(SIGKILL);
+    return rs_fault_hit(point);
+}
+
+rs_status rs_out_create(rs_out *out, const char *folder, const char *name)
+{
+    *out = (rs_out){.fd = -1};
+    RS_TRY(rs_path_join(folder, name, &out->path));
+    out->fd = open(out->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (out->fd >= 0)
+        return RS_OK;
+    rs_status status = rs_error_errno(errno, "cannot create %s", out->path);
+    rs_out_fini(out);
+    return status;
+}
+
+rs_status rs_out_write(rs_out *out, const void *data, size_t bytes)
+{
+    const char *at = data;
+    if (bytes > 0 && fault(RS_FAULT_WRITE))
+        return rs_error_errno(EIO, "%s: byte %lld", out->path, (long long)out->bytes);
+    while (bytes > 0) {
+        ssize_t n = write(out->fd, at, bytes < WRITE_MOST ? bytes : WRITE_MOST);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return rs_error_errno(errno, "%s: byte %lld", out->path, (long long)out->bytes);
+        at += n;
+        bytes -= (size_t)n;
+        out->bytes += n;
+    }
+    return RS_OK;
+}
+
+rs_status rs_out_finish(rs_out *out)
+{
+    rs_status status = RS_OK;
+    if (fault(RS_FAULT_SYNC))
+        status = rs_error_errno(EIO, "cannot sync %s", out->path);
+    else if (fsync(out->fd) != 0)
+        status = rs_error_errno(errno, "cannot sync %s", out->path);
+    if (close(out->fd) != 0 && status == RS_OK)
+        status = rs_error_errno(errno, "cannot close %s", out->path);
+    out->fd = -1;
+    rs_out_fini(out);
+    return status;
+}
+
+void rs_out_fini(rs_out *out)
+{
+    if (out->fd >= 0)
+        close(out->fd);
+    free(out->path);
+    out->fd = -1;
+    out->path = NULL;
+}
+
+rs_status rs_sync_folder(const char *path)
+{
+    if (fault(RS_FAULT_SYNC))
+        return rs_error_errno(EIO, "cannot sync folder %s", path);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return rs_error_errno(errno, "cannot open folder %s", path);
+    /* Some network file systems cannot sync a folder and say EINVAL; there its entries are kept by
+     * the server. */
+    rs_status status = fsync(fd) == 0 || errno == EINVAL
+                           ? RS_OK
+                           : rs_error_errno(errno, "cannot sync folder %s", path);
+    close(fd);
+    return status;
+}
+
+rs_status rs_publish_rename(const char *folder, const char *from, const char *to)
+{
+    char *old = NULL, *new = NULL;
+    rs_status status;
+    RS_TRY_GOTO(rs_path_join(folder, from, &old), out);
+    RS_TRY_GOTO(rs_path_join(folder, to, &new), out);
+    if (fault(RS_FAULT_RENAME))
+        status = rs_error_errno(EIO, "cannot rename %s to %s", old, to);
+    else if (rename(old, new) != 0)
+        status =
+            rs_error_errno(errno == ENOTEMPTY ? EEXIST : errno, "cannot rename %s to %s", old, to);
+    if (status == RS_OK)
+        status = rs_sync_folder(folder);
+out:
+    free(old);
+    free(new);
+    return status;
+}
+
+rs_status rs_publish_text(const char *folder, const char *name, const char *text)
+{
+    char aside[256];
+    char *path = NULL;
+    rs_out out;
+    int n = snprintf(aside, sizeof aside, "%s.tmp-%ld", name, (long)getpid());
+    if (n < 0 || (size_t)n >= sizeof aside)
+        return rs_error_set(RS_ERR_ARGUMENT, "\"%s\": the name is too long", name);
+    RS_TRY(rs_path_join(folder, aside, &path));
+    unlink(path); /* of a process of the same number that was killed */
+    rs_status status = rs_out_create(&out, folder, aside);
+    if (status == RS_OK)
+        status = rs_out_write(&out, text, strlen(text));
+    if (status == RS_OK)
+        status = rs_out_finish(&out);
+    rs_out_fini(&out);
+    if (status == RS_OK)
+        status = rs_publish_rename(folder, aside, name);
+    if (status != RS_OK)
+        unlink(path);
+    free(path);
+    return status;
+}
+
+rs_status rs_make_folder(const char *path)
+{
+    if (mkdir(path, 0777) == 0 || errno == EEXIST)
+        return RS_OK;
+    return rs_error_errno(errno, "cannot make folder %s", path);
+}
+
+/* Empties the folder open as `fd`, which is closed. */
+static rs_status empty_folder(int fd, const char *path)
+{
+    rs_status status = RS_OK;
+    DIR *listing = fdopendir(fd);
+    if (listing == NULL) {
+        status = rs_error_errno(errno, "cannot list %s", path);
+        close(fd);
+        return status;
+    }
+    for (struct dirent *e; status == RS_OK && (e = readdir(listing)) != NULL;) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        if (unlinkat(fd, e->d_name, 0) == 0 || errno == ENOENT)
+            continue;
+        int inside = openat(fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (inside < 0) {
+            status = rs_error_errno(errno, "cannot remove %s/%s", path, e->d_name);
+            break;
+        }
+        status = empty_folder(inside, path);
+        if (status == RS_OK && unlinkat(fd, e->d_name, AT_REMOVEDIR) != 0)
+            status = rs_error_errno(errno, "cannot remove %s/%s", path, e->d_name);
+    }
+    closedir(listing);
+    return status;
+}
+
+rs_status rs_remove_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return RS_OK;
+    if (fd < 0)
+        return rs_error_errno(errno, "cannot open folder %s", path);
+    RS_TRY(empty_folder(fd, path));
+    return rmdir(path) == 0 || errno == ENOENT
+               ? RS_OK
+               : rs_error_errno(errno, "cannot remove folder %s", path);
+}

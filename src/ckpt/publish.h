@@ -1,0 +1,45 @@
+/*
+ * Writing so that a reader sees all or nothing: files and folders are made aside, synced, and
+ * renamed into place. Every write, sync and rename passes a fault point (base/fault.h).
+ */
+#ifndef RS_CKPT_PUBLISH_H
+#define RS_CKPT_PUBLISH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "reshard/status.h"
+
+/* A file being written from its beginning on. */
+typedef struct rs_out {
+    int fd;     /* -1: none */
+    char *path; /* owned */
+    int64_t bytes;
+} rs_out;
+
+/* Creates `folder`/`name`, which must not exist. */
+rs_status rs_out_create(rs_out *out, const char *folder, const char *name) RS_MUST_CHECK;
+rs_status rs_out_write(rs_out *out, const void *data, size_t bytes) RS_MUST_CHECK;
+
+/* Syncs and closes. */
+rs_status rs_out_finish(rs_out *out) RS_MUST_CHECK;
+
+/* Closes whatever state it is in; the file stays. Nothing after rs_out_finish. */
+void rs_out_fini(rs_out *out);
+
+/* `folder`/`name` with this text, replaced as a whole. */
+rs_status rs_publish_text(const char *folder, const char *name, const char *text) RS_MUST_CHECK;
+
+/* Renames, and syncs `folder`, where both names stand. RS_ERR_EXISTS if `to` is there and is no
+ * empty folder or `from` no folder. */
+rs_status rs_publish_rename(const char *folder, const char *from, const char *to) RS_MUST_CHECK;
+
+rs_status rs_sync_folder(const char *path) RS_MUST_CHECK;
+
+/* Makes a folder; one that is there is no error. */
+rs_status rs_make_folder(const char *path) RS_MUST_CHECK;
+
+/* Removes a folder with the files and folders in it; links are not followed. Absent is no error. */
+rs_status rs_remove_folder(const char *path) RS_MUST_CHECK;
+
+#endif
