@@ -60,6 +60,8 @@ static const member members[] = {
     {"supervised", FLAG, AT(supervised), 0},
     {"fault_certificate_switch", INTEGER, AT(fault.certificate_switch), 0},
     {"fault_room_switch", INTEGER, AT(fault.room_switch), 0},
+    {"fault_move_switch", INTEGER, AT(fault.move_switch), 0},
+    {"fault_commit_switch", INTEGER, AT(fault.commit_switch), 0},
     {"fault_error_step", INTEGER, AT(fault.error_step), 0},
     {"fault_error_rank", INTEGER, AT(fault.error_rank), 0},
     {"fault_kill_step", INTEGER, AT(fault.kill_step), 0},

@@ -316,7 +316,7 @@ static rs_status lend_peer(void *context, int rank, const rs_memory **out)
 {
     const rs_job *job = context;
     const rs_arena *arena = job->next.peers[rank];
-    if (arena == NULL)
+    if (arena == NULL || job->options->fault.move_switch == job->next.number)
         return rs_error_set(RS_ERR_NOT_FOUND, "the arena of rank %d is not mapped", rank);
     *out = rs_arena_memory(arena);
     return RS_OK;
@@ -421,7 +421,10 @@ static rs_status commit(rs_job *job, running *run)
 {
     char why[1000];
     swap_layouts(job);
-    rs_status status = rs_job_agree(job, make_trainer(job));
+    rs_status status = make_trainer(job);
+    if (job->options->fault.commit_switch == job->next.number && job->rank == job->ranks - 1)
+        status = rs_error_set(RS_ERR_NO_MEMORY, "no working memory: made up for a test");
+    status = rs_job_agree(job, status);
     if (status == RS_OK)
         status = rs_job_agree(
             job, job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK);

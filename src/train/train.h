@@ -42,7 +42,9 @@ typedef struct rs_train_fault {
     int64_t certificate_switch; /* in this switch a bit of every rank's new state is flipped before
                                    it is verified */
     int64_t room_switch;        /* this switch finds no room for the new arena */
-    int64_t error_step;         /* in this step rank error_rank fails to read its data */
+    int64_t move_switch;        /* in this switch ranks cannot read each other's arenas */
+    int64_t commit_switch; /* after this switch's move the highest rank has no working memory */
+    int64_t error_step;    /* in this step rank error_rank fails to read its data */
     int64_t error_rank;
     int64_t kill_step; /* in this step rank kill_rank kills itself (SIGKILL) before the update */
     int64_t kill_rank;

@@ -221,6 +221,20 @@ def no_room(j):
 
 
 @case
+def phases_fail(j):
+    """A move that fails and a new layout that cannot be set up are rolled back, too."""
+    reference = unswitched(j, steps=16)
+    for fault, certificate, words in (("fault_move_switch", "none", "is not mapped"),
+                                      ("fault_commit_switch", "ok", "rank 3: no working memory")):
+        result = j.run(4, layout="tp=2,dp=2,zero=1", steps=16, switches=["4:pp=2", "8:tp=4,zero=1"], **UNEVEN,
+                       **{fault: 1})
+        compare(result, reference, 1e-5, fault)
+        first, second = result.events
+        check(first["certificate"] == certificate and words in first["error"], f"{fault}: {first}")
+        check("error" not in second and result.steps[9]["layout"] == "tp=4,zero=1", f"{fault}: {second}")
+
+
+@case
 def small_memory(j):
     """Shared memory that is too small for a switch: refused beforehand if it is known, else given up in time."""
     folder = os.path.join(j.folder, "shm")
