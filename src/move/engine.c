@@ -401,12 +401,14 @@ static rs_status unpack(rs_engine *engine, flight *f, bool *right)
                    : rs_copy_execute(engine->space, copy, &target, &packed, &engine->cells);
     if (rs_fault_hit(RS_FAULT_CORRUPT))
         *(unsigned char *)(uintptr_t)f->data ^= 0x04;
-    if (engine->task.tight) {
-        rs_sum sum = rs_end_sum(engine->space, copy, &target);
-        *right = memcmp(&sum, &f->sum, sizeof sum) == 0;
-    }
-    if (*right)
+    if (!engine->task.tight) {
         rs_copy_sum_target(engine->space, copy, &target, &engine->cells);
+        return RS_OK;
+    }
+    rs_sum sum = rs_end_sum(engine->space, copy, &target);
+    *right = memcmp(&sum, &f->sum, sizeof sum) == 0;
+    if (*right)
+        rs_copy_add_sum(engine->space, copy, &target, &sum, &engine->cells);
     return RS_OK;
 }
 

@@ -92,6 +92,21 @@ static void copy_plainly(
         target[0] ^= 0x04;
 }
 
+/* Copies and sums the target, the whole box at once. */
+static rs_sum copy_summed(
+    const rs_space *space, const rs_copy *copy, const rs_end *to, const rs_end *from, bool corrupt)
+{
+    rs_sum sum = {{0, 0}};
+    if (corrupt) {
+        copy_plainly(space, copy, to, from, corrupt);
+        return rs_end_sum(space, copy, to);
+    }
+    rs_move_box_summed(key_of(space, copy), rs_space_tensor(space, copy->tensor)->shape, &copy->box,
+        rs_copy_element_size(space, copy), place(copy, to, &copy->box), to->stride, from->data,
+        from->stride, &sum);
+    return sum;
+}
+
 void rs_copy_sum_target(
     const rs_space *space, const rs_copy *copy, const rs_end *to, rs_cells *cells)
 {
@@ -150,17 +165,28 @@ rs_status rs_copy_wrong(const rs_space *space, const rs_copy *copy)
         rs_space_role(space, copy->role)->name, copy->source, copy->target);
 }
 
+void rs_copy_add_sum(const rs_space *space, const rs_copy *copy, const rs_end *to,
+    const rs_sum *sum, rs_cells *cells)
+{
+    size_t at = 0;
+    rs_box common;
+    rs_cell_part *part = rs_cells_next(cells, copy->tensor, copy->role, &copy->box, &at, &common);
+    if (part != NULL && rs_box_equal(&common, &copy->box))
+        rs_cell_part_add(part, sum, rs_box_volume(&common));
+    else
+        rs_copy_sum_target(space, copy, to, cells);
+}
+
 rs_status rs_copy_attempt(const rs_space *space, const rs_copy *copy, const rs_end *to,
     const rs_end *from, const rs_sum *wanted, rs_cells *cells, bool *right)
 {
     if (rs_fault_hit(RS_FAULT_COPY))
         return rs_error_set(RS_ERR_IO, "a copy from rank %d to rank %d was made to fail",
             copy->source, copy->target);
-    copy_plainly(space, copy, to, from, rs_fault_hit(RS_FAULT_CORRUPT));
-    rs_sum sum = rs_end_sum(space, copy, to);
+    rs_sum sum = copy_summed(space, copy, to, from, rs_fault_hit(RS_FAULT_CORRUPT));
     *right = sum.lane[0] == wanted->lane[0] && sum.lane[1] == wanted->lane[1];
     if (*right)
-        rs_copy_sum_target(space, copy, to, cells);
+        rs_copy_add_sum(space, copy, to, &sum, cells);
     return RS_OK;
 }
 

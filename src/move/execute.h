@@ -40,6 +40,10 @@ rs_status rs_copy_execute(const rs_space *space, const rs_copy *copy, const rs_e
 void rs_copy_sum_target(
     const rs_space *space, const rs_copy *copy, const rs_end *to, rs_cells *cells);
 
+/* The same where the sum of the whole box is known already. */
+void rs_copy_add_sum(const rs_space *space, const rs_copy *copy, const rs_end *to,
+    const rs_sum *sum, rs_cells *cells);
+
 /* Copies the box, and says whether the target's sum is `*wanted`; only then the cells are filled.
  */
 rs_status rs_copy_attempt(const rs_space *space, const rs_copy *copy, const rs_end *to,
