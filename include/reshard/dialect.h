@@ -5,11 +5,17 @@
  * foreign name and the name of a canonical tensor. "{d}" in the pattern stands for an index of the
  * canonical tensor's dimension d: the foreign tensor has that one index, and its shape lacks the
  * dimension. So `model.layers.{0}.self_attn.q_proj.weight` <-> `layers.attn.q.weight` cuts [layer,
- * row, column] into one [row, column] a layer.
+ * row, column] into one [row, column] a layer, and
+ * `model.layers.{0}.mlp.experts.{1}.up_proj.weight`
+ * <-> `layers.experts.up.weight` cuts [layer, expert, row, column] into one [row, column] an
+ * expert. A layer is told by its number in the model, wherever the tensor's layer axis begins.
+ *
+ * "{}" stands for any number and tells nothing: for aliases, as a copy of the embedding that a
+ * checkpoint has in a layer.
  *
  * Where several rules name one canonical tensor, the first is how it is written and the others are
  * aliases, understood when read. Where several rules match one foreign name, the first whose
- * canonical tensor is in the space counts.
+ * canonical tensor is in the space and has the index counts.
  *
  * All functions are local.
  */
@@ -59,8 +65,10 @@ typedef struct rs_foreign_list {
 
 void rs_foreign_list_fini(rs_foreign_list *list);
 
-/* The built-in dialect of that name ("hf": Hugging Face's Llama, Mistral, Qwen2, Qwen3).
- * RS_ERR_ARGUMENT names those that exist. */
+/* The built-in dialect of that name. "hf": Hugging Face's Llama, Mistral, Qwen and DeepSeek, with
+ * and without experts; "hf-mixtral" and "hf-deepseek": the same, but experts have Mixtral's names,
+ * shared experts DeepSeek's. Each reads what the others write. rs_model_dialect (model.h) says
+ * which one is a model's. RS_ERR_ARGUMENT names those that exist. */
 rs_status rs_dialect_get(const char *name, const rs_dialect **out) RS_MUST_CHECK;
 
 /*

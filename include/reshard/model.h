@@ -17,15 +17,17 @@
 extern "C" {
 #endif
 
+/* Everything that the space and the trainer need to know. What a family does not have is 0. */
 typedef struct rs_model {
     char name[64];   /* preset name, or the configuration's model_type */
-    char family[32]; /* "llama", "mistral", "qwen2", "qwen3" */
-    int64_t layers;
+    char family[32]; /* "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
+                        "deepseek_v2", "deepseek_v3" */
+    int64_t layers;  /* without those of `mtp_layers` */
     int64_t hidden;
     int64_t heads;    /* query heads */
     int64_t kv_heads; /* divides heads */
-    int64_t head_dim;
-    int64_t ffn;
+    int64_t head_dim; /* of queries and keys */
+    int64_t ffn;      /* of layers without experts */
     int64_t vocab;
     bool tied;     /* the output layer is the embedding */
     bool qkv_bias; /* q, k, v projections have biases */
@@ -38,23 +40,46 @@ typedef struct rs_model {
     char activation[16];    /* of the gate: "silu" */
     int64_t sliding_window; /* a token sees no more than this many; 0: all */
     rs_dtype dtype;         /* the type the configuration states; RS_DTYPE_NONE if it states none */
+
+    /* Mixture of experts; experts = 0: none of this. */
+    int64_t experts;
+    int64_t experts_per_token;
+    int64_t expert_ffn;
+    int64_t dense_first; /* so many layers at the beginning have no experts */
+    int64_t shared_ffn;  /* of what every token passes through beside its experts */
+    bool shared_gate;    /* how much of it counts is learnt, token by token (Qwen2-MoE) */
+    bool norm_topk;      /* the weights of a token's experts are scaled to sum to 1 */
+    bool router_bias;    /* added to choose experts, not to weigh them; moved by a rule, not by
+                            gradients (DeepSeek-V3) */
+    double aux_loss;     /* coefficient of the load balancing loss */
+    int64_t mtp_layers;  /* behind the last: they predict further tokens (DeepSeek-V3) */
+
+    /* Multi-head latent attention (DeepSeek); kv_rank = 0: none of this. head_dim = nope + rope. */
+    int64_t kv_rank;
+    int64_t q_rank; /* 0: queries are one matrix */
+    int64_t rope_dim;
+    int64_t v_dim;
 } rs_model;
 
 /*
- * Reads a preset name ("llama-tiny", "llama-20m", "llama3-8b", "llama3-70b", "qwen3-32b"), a
- * config.json, or a folder that holds one. RS_ERR_ARGUMENT names the presets when nothing fits;
- * RS_ERR_MALFORMED and RS_ERR_UNSUPPORTED name file and key.
+ * Reads a preset name ("llama-tiny", "llama-20m", "llama3-8b", "llama3-70b", "qwen3-32b",
+ * "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "mixtral-tiny",
+ * "qwen3-moe-tiny", "deepseek-tiny"), a config.json, or a folder that holds one. RS_ERR_ARGUMENT
+ * names the presets when nothing fits; RS_ERR_MALFORMED and RS_ERR_UNSUPPORTED name file and key.
  */
 rs_status rs_model_load(const char *name_or_path, rs_model *out) RS_MUST_CHECK;
 
 /* NULL-terminated list of preset names. */
 const char *const *rs_model_presets(void);
 
+/* The dialect (dialect.h) in which Hugging Face writes such a model. Static. */
+const char *rs_model_dialect(const rs_model *model);
+
 /*
  * RS_ERR_UNSUPPORTED, naming the key, if a training step over sequences of `seq` tokens would
- * compute something else than the configuration says: a scaled or partial rotary embedding, a
- * sliding window shorter than the sequence, another activation, heads of odd width. The space of
- * such a model is right all the same.
+ * compute something else than the configuration says: experts, latent attention, a scaled or
+ * partial rotary embedding, a sliding window shorter than the sequence, another activation, heads
+ * of odd width. The space of such a model is right all the same.
  */
 rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_CHECK;
 
@@ -76,7 +101,24 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_C
  *   layers.mlp.down.weight [L,H,F], layers.mlp.down.bias [L,H]                     if mlp_bias
  *   norm.weight [H]
  *   head.weight [V,H]                                                              unless tied
- * Matrices take part in weight decay; norms and biases do not.
+ * Latent attention, R q_rank, C kv_rank, P rope_dim, O = heads x v_dim, in place of q, k, v:
+ *   layers.attn.q_a.weight [L,R,H], layers.attn.q_a_norm.weight [L,R],
+ *   layers.attn.q_b.weight [L,Q,R]                            if q_rank, else layers.attn.q.weight
+ *   layers.attn.kv_a.weight [L,C+P,H], layers.attn.kv_a_norm.weight [L,C],
+ *   layers.attn.kv_b.weight [L,heads*(D-P+v_dim),C], and layers.attn.o.weight [L,H,O]
+ * Experts, E of them of size G, S shared_ffn; L is here the layers from dense_first on, and
+ * layers.mlp is in those before:
+ *   layers.router.weight [L,E,H], layers.router.bias [L,E]                      if router_bias
+ *   layers.experts.gate.weight [L,E,G,H], layers.experts.up.weight [L,E,G,H],
+ *   layers.experts.down.weight [L,E,H,G]
+ *   layers.shared.gate.weight [L,S,H], layers.shared.up.weight [L,S,H],
+ *   layers.shared.down.weight [L,H,S]                                            if shared_ffn
+ *   layers.shared.switch.weight [L,1,H]                                         if shared_gate
+ * mtp_layers follow the others, M of them, with all that a layer has, and:
+ *   layers.mtp.embed_norm.weight [M,H], layers.mtp.hidden_norm.weight [M,H],
+ *   layers.mtp.proj.weight [M,H,2H], layers.mtp.norm.weight [M,H]
+ * Matrices take part in weight decay; norms and biases do not. layers.router.bias is float32 and
+ * has no role but param.
  */
 rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out) RS_MUST_CHECK;
 

@@ -5,5 +5,7 @@
 #include "reshard/dialect.h"
 
 extern const rs_dialect rs_dialect_hf;
+extern const rs_dialect rs_dialect_hf_mixtral;
+extern const rs_dialect rs_dialect_hf_deepseek;
 
 #endif

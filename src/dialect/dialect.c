@@ -3,7 +3,8 @@
  *
  * A rule's pattern is literal text with "{d}" where the index of dimension d stands. Writing a name
  * puts the indices in; reading one takes the digits out. Indices are written without leading zeros,
- * and only such are read, so that a name and a box determine each other.
+ * and only such are read, so that a name and a box determine each other. Layers are told by their
+ * number in the model: the index plus the tensor's first layer.
  *
  * Invariants:
  * 1. A rule tells each dimension at most once, and only dimensions that its tensor has.
@@ -24,7 +25,8 @@
 #include "base/text.h"
 #include "dialect/builtin.h"
 
-static const rs_dialect *const builtin[] = {&rs_dialect_hf};
+static const rs_dialect *const builtin[] = {
+    &rs_dialect_hf, &rs_dialect_hf_mixtral, &rs_dialect_hf_deepseek};
 
 void rs_foreign_list_fini(rs_foreign_list *list)
 {
@@ -42,7 +44,8 @@ rs_status rs_dialect_get(const char *name, const rs_dialect **out)
         *out = builtin[i];
         return RS_OK;
     }
-    return rs_error_set(RS_ERR_ARGUMENT, "dialect %s: unknown; there is \"hf\"", name);
+    return rs_error_set(RS_ERR_ARGUMENT,
+        "dialect %s: unknown; there are \"hf\", \"hf-mixtral\" and \"hf-deepseek\"", name);
 }
 
 /* The dimension that the placeholder at `at` tells, -1 if there is none. */
@@ -50,6 +53,18 @@ static int placeholder(const char *at)
 {
     return at[0] == '{' && at[1] >= '0' && at[1] < '0' + RS_MAX_DIMS && at[2] == '}' ? at[1] - '0'
                                                                                      : -1;
+}
+
+/* Whether "{}" stands at `at`. */
+static bool is_any(const char *at)
+{
+    return at[0] == '{' && at[1] == '}';
+}
+
+/* What is added to an index of dimension `d` where it is told. */
+static int64_t first_of(const rs_tensor *tensor, int d)
+{
+    return tensor->axis[d] == RS_AXIS_LAYER ? tensor->layer_first : 0;
 }
 
 /* Which dimensions a rule tells; invariant 1. */
@@ -89,7 +104,8 @@ static rs_foreign foreign_of(
 
 /* ---- writing names ---- */
 
-static rs_status write_name(const rs_dialect_rule *rule, const int64_t *index, char **out)
+static rs_status write_name(
+    const rs_dialect_rule *rule, const rs_tensor *tensor, const int64_t *index, char **out)
 {
     rs_text text = {0};
     for (const char *at = rule->foreign; *at != '\0'; at++) {
@@ -98,7 +114,7 @@ static rs_status write_name(const rs_dialect_rule *rule, const int64_t *index, c
             rs_text_append(&text, "%c", *at);
             continue;
         }
-        rs_text_append(&text, "%" PRId64, index[d]);
+        rs_text_append(&text, "%" PRId64, index[d] + first_of(tensor, d));
         at += 2;
     }
     return rs_text_take(&text, out);
@@ -124,13 +140,18 @@ static rs_status list_tensor(const rs_dialect *dialect, const rs_space *space,
     bool told[RS_MAX_DIMS];
     int64_t index[RS_MAX_DIMS] = {0};
     RS_TRY(told_dims(dialect, rule, described, told));
+    for (const char *at = rule->foreign; *at != '\0'; at++)
+        if (is_any(at))
+            return rs_error_set(RS_ERR_MISMATCH,
+                "dialect %s: %s: {} tells nothing, so that tensor %s cannot be written under it",
+                dialect->name, rule->foreign, described->name);
     for (int d = 0; d < described->ndim; d++)
         if (told[d] && described->shape[d] == 0)
             return RS_OK;
     do {
         char *name;
         RS_TRY(RS_LIST_RESERVE_ONE(out));
-        RS_TRY(write_name(rule, index, &name));
+        RS_TRY(write_name(rule, described, index, &name));
         rs_foreign *foreign = &out->items[out->count++];
         *foreign = foreign_of(space, tensor, told, index);
         foreign->name = name;
@@ -189,13 +210,14 @@ static const char *read_index(const char *at, int64_t *out)
 
 static bool match(const char *pattern, const char *name, int64_t *index)
 {
+    int64_t ignored;
     while (*pattern != '\0') {
         int d = placeholder(pattern);
-        if (d >= 0) {
-            name = read_index(name, &index[d]);
+        if (d >= 0 || is_any(pattern)) {
+            name = read_index(name, d >= 0 ? &index[d] : &ignored);
             if (name == NULL)
                 return false;
-            pattern += 3;
+            pattern += d >= 0 ? 3 : 2;
         } else if (*pattern++ != *name++) {
             return false;
         }
@@ -203,9 +225,34 @@ static bool match(const char *pattern, const char *name, int64_t *index)
     return *name == '\0';
 }
 
+/* Turns the numbers that a name told into indices; the first dimension whose index is not the
+ * tensor's, -1 if there is none. */
+static int place_index(const rs_tensor *tensor, const bool *told, int64_t *index)
+{
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (!told[d])
+            continue;
+        index[d] -= first_of(tensor, d);
+        if (index[d] < 0 || index[d] >= tensor->shape[d])
+            return d;
+    }
+    return -1;
+}
+
+static rs_status outside(const char *name, const rs_tensor *tensor, int d, int64_t index)
+{
+    int64_t first = first_of(tensor, d);
+    return rs_error_set(RS_ERR_NOT_FOUND,
+        "tensor %s: index %" PRId64 " of dimension %d, but %s has %" PRId64 " of them from %" PRId64
+        " on",
+        name, index + first, d, tensor->name, tensor->shape[d], first);
+}
+
 rs_status rs_dialect_lookup(
     const rs_dialect *dialect, const rs_space *space, const char *name, rs_foreign *out)
 {
+    rs_status status = rs_error_set(
+        RS_ERR_NOT_FOUND, "dialect %s: tensor %s is none of the model's", dialect->name, name);
     for (size_t r = 0; r < dialect->count; r++) {
         const rs_dialect_rule *rule = &dialect->rules[r];
         int64_t index[RS_MAX_DIMS] = {0};
@@ -217,16 +264,15 @@ rs_status rs_dialect_lookup(
         const rs_tensor *described = rs_space_tensor(space, tensor);
         bool told[RS_MAX_DIMS];
         RS_TRY(told_dims(dialect, rule, described, told));
-        for (int d = 0; d < described->ndim; d++)
-            if (told[d] && index[d] >= described->shape[d])
-                return rs_error_set(RS_ERR_NOT_FOUND,
-                    "tensor %s: index %" PRId64 " of dimension %d, but %s has %" PRId64 " of them",
-                    name, index[d], d, described->name, described->shape[d]);
+        int wrong = place_index(described, told, index);
+        if (wrong >= 0) {
+            status = outside(name, described, wrong, index[wrong]);
+            continue;
+        }
         *out = foreign_of(space, tensor, told, index);
         out->name = name;
         out->alias = first_rule(dialect, rule->canonical) != rule;
         return RS_OK;
     }
-    return rs_error_set(
-        RS_ERR_NOT_FOUND, "dialect %s: tensor %s is none of the model's", dialect->name, name);
+    return status;
 }

@@ -13,11 +13,16 @@
 #include "reshard/dialect.h"
 #include "reshard/model.h"
 
-static const rs_dialect *hf(void)
+static const rs_dialect *named(const char *name)
 {
     const rs_dialect *dialect = NULL;
-    assert_int_equal(rs_dialect_get("hf", &dialect), RS_OK);
+    assert_int_equal(rs_dialect_get(name, &dialect), RS_OK);
     return dialect;
+}
+
+static const rs_dialect *hf(void)
+{
+    return named("hf");
 }
 
 /* The space made from config.json has exactly the tensors, and the bytes, that the index lists. */
@@ -38,7 +43,7 @@ static void compare_with_index(const char *folder, size_t tensors, int64_t bytes
     assert_int_equal(rs_model_load(folder, &model), RS_OK);
     assert_int_equal(rs_model_space(&model, model.dtype, &space), RS_OK);
     rs_foreign_list list = {0};
-    assert_int_equal(rs_dialect_list(hf(), space, &list), RS_OK);
+    assert_int_equal(rs_dialect_list(named(rs_model_dialect(&model)), space, &list), RS_OK);
     assert_int_equal(list.count, tensors);
     assert_int_equal(json_object_size(names), tensors);
     int64_t sum = 0;
@@ -75,6 +80,106 @@ static void test_llama2_70b(void **state)
 {
     (void)state;
     compare_with_index(RS_SHARED_DIR "/models/llama2-70b", 723, 2 * 68976648192);
+}
+
+/* Experts by their names, 8 of them in 56 layers; 140,620,634,112 parameters of 2 bytes. */
+static void test_mixtral_8x22b(void **state)
+{
+    (void)state;
+    compare_with_index(RS_SHARED_DIR "/models/mixtral-8x22b", 1739, 2 * 140620634112);
+}
+
+/* The numbers of tensors that the published checkpoints of the presets list (DeepSeek-V3's without
+ * the layer that predicts further tokens). */
+static void test_presets(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        size_t tensors;
+        const char *some; /* one of them */
+    } rows[] = {
+        {"mixtral-8x7b", 995, "model.layers.31.block_sparse_moe.experts.7.w2.weight"},
+        {"qwen3-30b-a3b", 18867, "model.layers.47.mlp.experts.127.down_proj.weight"},
+        {"qwen3-235b-a22b", 36945, "model.layers.93.mlp.gate.weight"},
+        {"deepseek-v3", 45395, "model.layers.60.mlp.shared_experts.up_proj.weight"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        rs_model model;
+        rs_space *space;
+        rs_foreign_list list = {0};
+        assert_int_equal(rs_model_load(rows[i].name, &model), RS_OK);
+        model.mtp_layers = 0;
+        assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
+        const rs_dialect *dialect = named(rs_model_dialect(&model));
+        assert_int_equal(rs_dialect_list(dialect, space, &list), RS_OK);
+        assert_int_equal(list.count, rows[i].tensors);
+        size_t found = 0;
+        for (size_t k = 0; k < list.count; k++)
+            found += strcmp(list.items[k].name, rows[i].some) == 0;
+        assert_int_equal(found, 1);
+        rs_foreign_list_fini(&list);
+        rs_space_destroy(space);
+    }
+}
+
+/* Each dialect reads what the others write; layers are told by their number in the model. */
+static void test_experts(void **state)
+{
+    (void)state;
+    static const char *const dialects[] = {"hf", "hf-mixtral", "hf-deepseek"};
+    rs_model model;
+    rs_space *space;
+    assert_int_equal(rs_model_load("deepseek-tiny", &model), RS_OK);
+    model.shared_gate = true;
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
+    for (size_t a = 0; a < 3; a++) {
+        rs_foreign_list list = {0};
+        assert_int_equal(rs_dialect_list(named(dialects[a]), space, &list), RS_OK);
+        for (size_t b = 0; b < 3; b++)
+            for (size_t i = 0; i < list.count; i++) {
+                rs_foreign found;
+                assert_int_equal(
+                    rs_dialect_lookup(named(dialects[b]), space, list.items[i].name, &found),
+                    RS_OK);
+                assert_int_equal(found.tensor, list.items[i].tensor);
+                assert_true(rs_box_equal(&found.box, &list.items[i].box));
+                assert_false(found.alias && a == b);
+            }
+        rs_foreign_list_fini(&list);
+    }
+    const rs_dialect *deepseek = named("hf-deepseek");
+    rs_foreign found;
+    /* Layer 2 of the model is the second of those with experts. */
+    assert_int_equal(
+        rs_dialect_lookup(deepseek, space, "model.layers.2.mlp.experts.5.up_proj.weight", &found),
+        RS_OK);
+    rs_box box = {.ndim = 4, .offset = {1, 5, 0, 0}, .extent = {1, 1, 128, 256}};
+    assert_true(rs_box_equal(&found.box, &box) && found.ndim == 2);
+    assert_int_equal(
+        rs_dialect_lookup(deepseek, space, "model.layers.0.mlp.experts.5.up_proj.weight", &found),
+        RS_ERR_NOT_FOUND);
+    assert_non_null(strstr(rs_error_message(), "index 0 of dimension 0"));
+    assert_non_null(strstr(rs_error_message(), "has 4 of them from 1 on"));
+    assert_int_equal(
+        rs_dialect_lookup(deepseek, space, "model.layers.1.mlp.gate_proj.weight", &found),
+        RS_ERR_NOT_FOUND);
+    /* What the layer that predicts further tokens has of its own, and what it has copies of. */
+    assert_int_equal(
+        rs_dialect_lookup(deepseek, space, "model.layers.4.eh_proj.weight", &found), RS_OK);
+    assert_int_equal(found.box.offset[0], 0);
+    assert_int_equal(
+        rs_dialect_lookup(deepseek, space, "model.layers.4.embed_tokens.weight", &found), RS_OK);
+    assert_true(found.alias && found.tensor == rs_space_find_tensor(space, "embed.weight"));
+    assert_int_equal(found.ndim, 2);
+    assert_int_equal(
+        rs_dialect_lookup(deepseek, space, "model.layers.4.shared_head.head.weight", &found),
+        RS_OK);
+    assert_true(found.alias && found.tensor == rs_space_find_tensor(space, "head.weight"));
+    assert_int_equal(
+        rs_dialect_lookup(deepseek, space, "model.layers.x.embed_tokens.weight", &found),
+        RS_ERR_NOT_FOUND);
+    rs_space_destroy(space);
 }
 
 /* Every listed name is found again with the same box, and the boxes tile the space. */
@@ -199,8 +304,28 @@ static void test_own_rules(void **state)
     dialect.count = 1;
     assert_int_equal(rs_dialect_list(&dialect, space, &list), RS_ERR_MISMATCH);
     assert_non_null(strstr(rs_error_message(), "no rule names tensor experts"));
+    /* What tells nothing is for reading only. */
+    static const rs_dialect_rule untold[] = {{"e{}", "experts"}, {"n", "nothing"}};
+    dialect = (rs_dialect){"own", untold, 2};
+    assert_int_equal(rs_dialect_list(&dialect, space, &list), RS_ERR_MISMATCH);
+    assert_non_null(strstr(rs_error_message(), "cannot be written"));
+    assert_int_equal(rs_dialect_lookup(&dialect, space, "e12", &found), RS_OK);
+    assert_int_equal(found.ndim, 3);
+    /* Rules with one pattern: the first that has the index counts. */
+    static const rs_dialect_rule same[] = {{"t{0}", "low"}, {"t{0}", "high"}};
+    rs_tensor low = {.name = "low", .ndim = 1, .shape = {2}, .axis = {RS_AXIS_LAYER}};
+    rs_tensor high = {
+        .name = "high", .ndim = 1, .shape = {3}, .axis = {RS_AXIS_LAYER}, .layer_first = 2};
+    int id;
+    assert_int_equal(rs_space_add_tensor(space, &low, NULL), RS_OK);
+    assert_int_equal(rs_space_add_tensor(space, &high, &id), RS_OK);
+    dialect = (rs_dialect){"own", same, 2};
+    assert_int_equal(rs_dialect_lookup(&dialect, space, "t4", &found), RS_OK);
+    assert_true(found.tensor == id && found.box.offset[0] == 2);
+    assert_int_equal(rs_dialect_lookup(&dialect, space, "t5", &found), RS_ERR_NOT_FOUND);
     const rs_dialect *none;
     assert_int_equal(rs_dialect_get("klingon", &none), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "hf-mixtral"));
     rs_foreign_list_fini(&list);
     rs_space_destroy(space);
 }
@@ -234,6 +359,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mistral_24b),
         cmocka_unit_test(test_llama2_70b),
+        cmocka_unit_test(test_mixtral_8x22b),
+        cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_back_and_forth),
         cmocka_unit_test(test_lookup),
         cmocka_unit_test(test_own_rules),

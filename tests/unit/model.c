@@ -60,6 +60,14 @@ static void test_presets(void **state)
         {"llama3-8b", 8030261248, 12},
         {"llama3-70b", 70553706496, 12},
         {"qwen3-32b", 32762123264, 14},
+        {"mixtral-8x7b", 46702792704, 13},
+        {"qwen3-30b-a3b", 30532122624, 15},
+        {"qwen3-235b-a22b", 235093634560, 15},
+        /* 671,026,419,200 as published, and the layer that predicts further tokens. */
+        {"deepseek-v3", 671026419200 + 11610068224, 27},
+        {"mixtral-tiny", 9578752, 13},
+        {"qwen3-moe-tiny", 7031296, 14},
+        {"deepseek-tiny", 8397152, 27},
     };
     const char *const *names = rs_model_presets();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -71,10 +79,17 @@ static void test_presets(void **state)
         assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
         assert_int_equal(rs_space_elements(space), rows[i].elements);
         assert_int_equal(rs_space_tensor_count(space), rows[i].tensors);
-        assert_int_equal(rs_space_bytes(space, 0), 2 * rows[i].elements);
-        assert_int_equal(rs_space_bytes(space, -1), 14 * rows[i].elements);
-        assert_int_equal(rs_space_layer_count(space), model.layers);
-        assert_int_equal(rs_model_check_trainable(&model, 1 << 20), RS_OK);
+        /* Router biases are float32, and parameters only. */
+        int64_t biases = model.router_bias
+                             ? (model.layers + model.mtp_layers - model.dense_first) * model.experts
+                             : 0;
+        assert_int_equal(rs_space_bytes(space, 0), 2 * rows[i].elements + 2 * biases);
+        assert_int_equal(rs_space_bytes(space, -1), 14 * rows[i].elements - 10 * biases);
+        assert_int_equal(rs_space_layer_count(space), model.layers + model.mtp_layers);
+        assert_int_equal(rs_space_expert_count(space), model.experts);
+        bool trainable = model.experts == 0 && model.kv_rank == 0;
+        assert_int_equal(
+            rs_model_check_trainable(&model, 1 << 20), trainable ? RS_OK : RS_ERR_UNSUPPORTED);
         rs_space_destroy(space);
     }
     assert_null(names[sizeof rows / sizeof *rows]);
@@ -171,6 +186,65 @@ static void test_all_tensors(void **state)
     rs_space_destroy(space);
 }
 
+static void expect_layers(
+    const rs_space *space, const char *name, int64_t first, int64_t layers, rs_axis axis)
+{
+    int id = rs_space_find_tensor(space, name);
+    assert_true(id >= 0);
+    const rs_tensor *tensor = rs_space_tensor(space, id);
+    assert_int_equal(tensor->layer_first, first);
+    assert_int_equal(tensor->shape[0], layers);
+    assert_int_equal(tensor->axis[1], axis);
+}
+
+/* DeepSeek's layers: dense ones, those with experts, the one that predicts further tokens. */
+static void test_mixed_layers(void **state)
+{
+    (void)state;
+    rs_model model;
+    rs_space *space;
+    assert_int_equal(rs_model_load("deepseek-v3", &model), RS_OK);
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
+    expect_layers(space, "layers.attn_norm.weight", 0, 62, RS_AXIS_WHOLE);
+    expect_layers(space, "layers.mlp.gate.weight", 0, 3, RS_AXIS_FFN);
+    expect_layers(space, "layers.router.weight", 3, 59, RS_AXIS_WHOLE);
+    expect_layers(space, "layers.experts.down.weight", 3, 59, RS_AXIS_EXPERT);
+    expect_layers(space, "layers.shared.up.weight", 3, 59, RS_AXIS_FFN);
+    expect_layers(space, "layers.mtp.proj.weight", 61, 1, RS_AXIS_WHOLE);
+    expect_layers(space, "layers.attn.q_b.weight", 0, 62, RS_AXIS_Q_HEAD);
+    expect_layers(space, "layers.attn.kv_a.weight", 0, 62, RS_AXIS_WHOLE);
+    static const struct {
+        const char *name;
+        int64_t rows;
+        int64_t columns;
+        int64_t unit;
+    } rows[] = {{"layers.attn.q_a.weight", 1536, 7168, 0},
+        {"layers.attn.q_b.weight", 24576, 1536, 192}, {"layers.attn.kv_a.weight", 576, 7168, 0},
+        {"layers.attn.kv_b.weight", 32768, 512, 256}, {"layers.attn.o.weight", 7168, 16384, 0},
+        {"layers.mtp.proj.weight", 7168, 14336, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const rs_tensor *tensor = rs_space_tensor(space, rs_space_find_tensor(space, rows[i].name));
+        assert_int_equal(tensor->shape[1], rows[i].rows);
+        assert_int_equal(tensor->shape[2], rows[i].columns);
+        assert_int_equal(tensor->unit[1], rows[i].unit);
+    }
+    int bias = rs_space_find_tensor(space, "layers.router.bias");
+    assert_int_equal(rs_space_dtype(space, bias, 0), RS_DTYPE_F32);
+    for (int role = 1; role < 4; role++)
+        assert_int_equal(rs_space_dtype(space, bias, role), RS_DTYPE_NONE);
+    /* The last layers read the embedding. */
+    assert_int_equal(rs_space_tensor(space, 0)->stage, RS_STAGE_FIRST_AND_LAST);
+    rs_space_destroy(space);
+    /* Without them, the model as it is counted: 671,026,419,200. */
+    model.mtp_layers = 0;
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
+    assert_int_equal(rs_space_elements(space), 671026419200);
+    assert_int_equal(rs_space_layer_count(space), 61);
+    assert_int_equal(rs_space_tensor(space, 0)->stage, RS_STAGE_FIRST);
+    assert_int_equal(rs_space_find_tensor(space, "layers.mtp.proj.weight"), -1);
+    rs_space_destroy(space);
+}
+
 static void test_space_refusals(void **state)
 {
     (void)state;
@@ -190,6 +264,30 @@ static void test_space_refusals(void **state)
     model.ffn = 8;
     model.head_dim = INT64_MAX / 2;
     assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_ERR_OVERFLOW);
+    static const struct {
+        size_t member;
+        int64_t value;
+        rs_status status;
+        const char *word;
+    } rows[] = {
+        {offsetof(rs_model, experts), -1, RS_ERR_ARGUMENT, "experts: -1"},
+        {offsetof(rs_model, experts_per_token), 17, RS_ERR_ARGUMENT, "17 experts per token"},
+        {offsetof(rs_model, expert_ffn), 0, RS_ERR_ARGUMENT, "of an expert: 0"},
+        {offsetof(rs_model, dense_first), 5, RS_ERR_ARGUMENT, "5 layers without experts"},
+        {offsetof(rs_model, dense_first), -1, RS_ERR_ARGUMENT, "without experts: -1"},
+        {offsetof(rs_model, mtp_layers), INT64_MAX, RS_ERR_OVERFLOW, "layers do not fit"},
+        {offsetof(rs_model, rope_dim), 48, RS_ERR_ARGUMENT, "leaves nothing"},
+        {offsetof(rs_model, v_dim), 0, RS_ERR_ARGUMENT, "value head: 0"},
+        {offsetof(rs_model, v_dim), INT64_MAX - 7, RS_ERR_OVERFLOW, "latent heads"},
+        {offsetof(rs_model, kv_rank), INT64_MAX, RS_ERR_OVERFLOW, "latent heads"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(rs_model_load("deepseek-tiny", &model), RS_OK);
+        memcpy((char *)&model + rows[i].member, &rows[i].value, sizeof rows[i].value);
+        assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), rows[i].status);
+        if (strstr(rs_error_message(), rows[i].word) == NULL)
+            fail_msg("\"%s\" is not in: %s", rows[i].word, rs_error_message());
+    }
 }
 
 static void test_families(void **state)
@@ -253,6 +351,119 @@ static void test_families(void **state)
     assert_int_equal(m.dtype, RS_DTYPE_F16);
 }
 
+static void test_expert_families(void **state)
+{
+    (void)state;
+    rs_model m;
+    /* Mixtral: experts of the size of the feed-forward layer, weights always scaled. */
+    assert_int_equal(
+        load_text("{\"model_type\":\"mixtral\",\"num_local_experts\":8,"
+                  "\"num_experts_per_tok\":2,\"architectures\":[\"MixtralForCausalLM\"]"
+                  "," SIZES REST "}",
+            &m),
+        RS_OK);
+    assert_true(m.experts == 8 && m.experts_per_token == 2 && m.expert_ffn == 100);
+    assert_true(m.norm_topk && m.shared_ffn == 0 && m.dense_first == 0 && m.aux_loss == 0.001);
+    assert_true(m.rope_theta == 1000000 && m.sliding_window == 0 && !m.qk_norm);
+    assert_string_equal(rs_model_dialect(&m), "hf-mixtral");
+    assert_int_equal(rs_model_check_trainable(&m, 16), RS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(rs_error_message(), "8 experts"));
+#define QWEN "\"num_experts\":60,\"num_experts_per_tok\":4,\"moe_intermediate_size\":44," SIZES REST
+    assert_int_equal(load_text("{\"model_type\":\"qwen2_moe\",\"norm_topk_prob\":true,"
+                               "\"shared_expert_intermediate_size\":90,\"router_aux_loss_coef\":0,"
+                               "\"mlp_only_layers\":[1,0]," QWEN "}",
+                         &m),
+        RS_OK);
+    assert_true(m.experts == 60 && m.expert_ffn == 44 && m.shared_ffn == 90 && m.shared_gate);
+    assert_true(m.norm_topk && m.qkv_bias && !m.out_bias && m.dense_first == 2);
+    assert_true(m.aux_loss == 0 && m.rope_theta == 10000);
+    assert_string_equal(rs_model_dialect(&m), "hf");
+    assert_int_equal(load_text("{\"model_type\":\"qwen2_moe\",\"qkv_bias\":false,"
+                               "\"shared_expert_intermediate_size\":90," QWEN "}",
+                         &m),
+        RS_OK);
+    assert_false(m.qkv_bias || m.norm_topk);
+    assert_int_equal(load_text("{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[],"
+                               "\"decoder_sparse_step\":1," QWEN "}",
+                         &m),
+        RS_OK);
+    assert_true(m.qk_norm && !m.qkv_bias && m.head_dim == 8 && m.shared_ffn == 0);
+#define LATENT                                                                                     \
+    "\"n_routed_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":44,"              \
+    "\"kv_lora_rank\":12,\"qk_nope_head_dim\":6,\"qk_rope_head_dim\":4,\"v_head_dim\":5," SIZES    \
+    ",\"rms_norm_eps\":1e-6"
+    assert_int_equal(
+        load_text("{\"model_type\":\"deepseek_v3\",\"q_lora_rank\":24,\"n_shared_experts\":2,"
+                  "\"first_k_dense_replace\":1,\"num_nextn_predict_layers\":1,"
+                  "\"norm_topk_prob\":true,\"quantization_config\":{\"quant_method\":\"fp8\"},"
+                  "\"num_key_value_heads\":8," LATENT "}",
+            &m),
+        RS_OK);
+    assert_true(m.kv_rank == 12 && m.q_rank == 24 && m.head_dim == 10 && m.rope_dim == 4);
+    assert_true(m.v_dim == 5 && m.kv_heads == 8 && m.shared_ffn == 88 && !m.shared_gate);
+    assert_true(m.dense_first == 1 && m.mtp_layers == 1 && m.router_bias && m.norm_topk);
+    assert_string_equal(rs_model_dialect(&m), "hf-deepseek");
+    assert_int_equal(rs_model_check_trainable(&m, 16), RS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(rs_error_message(), "latent attention"));
+    /* The second generation: queries may be one matrix, experts are chosen without a bias. */
+    assert_int_equal(load_text("{\"model_type\":\"deepseek_v2\",\"q_lora_rank\":null,"
+                               "\"topk_method\":\"group_limited_greedy\"," LATENT "}",
+                         &m),
+        RS_OK);
+    assert_true(m.q_rank == 0 && !m.router_bias && m.shared_ffn == 0 && m.dense_first == 0);
+    rs_space *space;
+    assert_int_equal(rs_model_space(&m, RS_DTYPE_F32, &space), RS_OK);
+    int q = rs_space_find_tensor(space, "layers.attn.q.weight");
+    assert_int_equal(rs_space_tensor(space, q)->shape[1], 8 * 10);
+    assert_int_equal(rs_space_find_tensor(space, "layers.mlp.gate.weight"), -1);
+    rs_space_destroy(space);
+}
+
+static void test_bad_experts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        rs_status status;
+        const char *word;
+    } rows[] = {
+        {"{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":2," QWEN "}", RS_ERR_UNSUPPORTED,
+            "\"decoder_sparse_step\": experts in every layer 2"},
+        {"{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[0,2]," QWEN "}", RS_ERR_UNSUPPORTED,
+            "it lacks layer 1"},
+        {"{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":2," QWEN "}", RS_ERR_MALFORMED,
+            "a list of layers"},
+        {"{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[0,1,2,3]," QWEN "}", RS_ERR_MALFORMED,
+            "4 layers without experts, but there are 3"},
+        {"{\"model_type\":\"qwen3_moe\",\"num_experts\":2,\"num_experts_per_tok\":4,"
+         "\"moe_intermediate_size\":44," SIZES REST "}",
+            RS_ERR_MALFORMED, "4 experts per token, but there are 2"},
+        {"{\"model_type\":\"mixtral\",\"router_aux_loss_coef\":-1,\"num_local_experts\":2,"
+         "\"num_experts_per_tok\":1," SIZES REST "}",
+            RS_ERR_MALFORMED, "\"router_aux_loss_coef\": a number from 0 on"},
+        {"{\"model_type\":\"deepseek_v3\",\"attention_bias\":true," LATENT "}", RS_ERR_UNSUPPORTED,
+            "attention_bias"},
+        {"{\"model_type\":\"deepseek_v3\",\"moe_layer_freq\":2," LATENT "}", RS_ERR_UNSUPPORTED,
+            "moe_layer_freq"},
+        {"{\"model_type\":\"deepseek_v3\",\"first_k_dense_replace\":-1," LATENT "}",
+            RS_ERR_MALFORMED, "from 0 on"},
+        {"{\"model_type\":\"deepseek_v3\",\"n_shared_experts\":9223372036854775807," LATENT "}",
+            RS_ERR_OVERFLOW, "n_shared_experts"},
+        {"{\"model_type\":\"deepseek_v3\",\"quantization_config\":{\"quant_method\":\"awq\"}"
+         "," LATENT "}",
+            RS_ERR_UNSUPPORTED, "quantization_config"},
+        {"{\"model_type\":\"mixtral\",\"quantization_config\":{\"quant_method\":\"fp8\"}," SIZES
+                REST "}",
+            RS_ERR_UNSUPPORTED, "quantization_config"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        rs_model model;
+        rs_status status = load_text(rows[i].text, &model);
+        if (status != rows[i].status || strstr(rs_error_message(), rows[i].word) == NULL)
+            fail_msg("%s: %s, %s", rows[i].text, rs_status_name(status), rs_error_message());
+    }
+}
+
 static void test_arithmetic_that_is_kept(void **state)
 {
     (void)state;
@@ -296,7 +507,9 @@ static void test_bad_files(void **state)
         {"{\"model_type\":\"llama\",", RS_ERR_MALFORMED, "line 1"},
         {"[1]", RS_ERR_MALFORMED, "no object"},
         {"{" SIZES REST "}", RS_ERR_MALFORMED, "\"model_type\" is missing"},
-        {"{\"model_type\":\"mixtral\"," SIZES REST "}", RS_ERR_UNSUPPORTED, "\"mixtral\""},
+        {"{\"model_type\":\"gpt2\"," SIZES REST "}", RS_ERR_UNSUPPORTED,
+            "\"gpt2\" is not one of llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, "
+            "deepseek_v2, deepseek_v3"},
         {"{\"model_type\":7}", RS_ERR_MALFORMED, "\"model_type\""},
         {"{\"model_type\":\"llama\",\"model_type\":\"llama\"}", RS_ERR_MALFORMED, "duplicate"},
         {"{\"model_type\":\"llama\"}", RS_ERR_MALFORMED, "\"num_hidden_layers\" is missing"},
@@ -386,8 +599,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_all_tensors),
+        cmocka_unit_test(test_mixed_layers),
         cmocka_unit_test(test_space_refusals),
         cmocka_unit_test(test_families),
+        cmocka_unit_test(test_expert_families),
+        cmocka_unit_test(test_bad_experts),
         cmocka_unit_test(test_arithmetic_that_is_kept),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_paths),

@@ -1,0 +1,23 @@
+/* What the files about models share. Include in .c files of this layer only. */
+#ifndef RS_LAYOUT_MODEL_H
+#define RS_LAYOUT_MODEL_H
+
+#include <stddef.h>
+
+#include "reshard/model.h"
+
+/* All presets. */
+const rs_model *rs_model_presets_all(size_t *count);
+
+/* Reads a config.json. */
+rs_status rs_model_read_config(const char *path, rs_model *out) RS_MUST_CHECK;
+
+/* Refuses numbers that are impossible, with `status`, naming them. */
+rs_status rs_model_check_numbers(const rs_model *model, rs_status status) RS_MUST_CHECK;
+
+static inline bool rs_model_has_mla(const rs_model *model)
+{
+    return model->kv_rank > 0;
+}
+
+#endif
