@@ -100,7 +100,7 @@ typedef struct job {
     rs_control_lock *lock;
     atomic_bool quit;
     atomic_bool stopped;
-    int seen;
+    atomic_int seen;
 } job;
 
 /* tp=2 is switched to, tp=3 refused, tp=4 busy, tp=5 rolled back, tp=6 accepted and left alone. */
@@ -141,7 +141,7 @@ static void *job_run(void *argument)
         nap();
         if (!rs_control_poll(control, &request))
             continue;
-        j->seen++;
+        atomic_fetch_add(&j->seen, 1);
         if (request.kind == RS_CONTROL_STOP) {
             assert_int_equal(rs_control_answer(control, request.name, "done", "", NULL), RS_OK);
             atomic_store(&j->stopped, true);
@@ -156,7 +156,9 @@ static void *job_run(void *argument)
 
 static void job_begin(job *j)
 {
-    memset(j, 0, sizeof *j);
+    atomic_init(&j->quit, false);
+    atomic_init(&j->stopped, false);
+    atomic_init(&j->seen, 0);
     assert_int_equal(rs_control_claim(folder, &j->lock), RS_OK);
     unlink(inside("status.json"));
     assert_int_equal(pthread_create(&j->thread, NULL, job_run, j), 0);
@@ -196,7 +198,7 @@ static void requests_are_answered(void **state)
     assert_int_equal(rs_control_switch(folder, "tp=5", true, NULL, NULL, &reply), RS_ERR_CANCELLED);
     assert_non_null(strstr(reply, "no room"));
     free(reply);
-    assert_int_equal(j.seen, 4);
+    assert_int_equal(atomic_load(&j.seen), 4);
     job_end(&j);
     assert_int_equal(rmdir(inside("requests")), 0); /* nobody left anything */
 }
