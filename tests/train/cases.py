@@ -108,6 +108,19 @@ SIX = {
 
 
 @case
+def odd_batches(j):
+    """A batch that does not divide: replicas with more micro-batches, fewer, and none."""
+    reference = unswitched(j, steps=12, global_batch=7)
+    for layout, ranks in (("dp=3", 3), ("dp=3,zero=1", 3), ("dp=5,zero=1", 5), ("pp=2,dp=3", 6), ("pp=3,tp=2", 6)):
+        result = j.run(ranks, layout=layout, steps=12, global_batch=7, **UNEVEN)
+        worst = compare(result, reference, 1e-5, layout)
+        check(result.steps[-1]["samples"] == 84, f"samples {result.steps[-1]['samples']}")
+        print(f"batch 7, {layout} on {ranks}: worst relative difference {worst:.2g}")
+    result = switched_run(j, 5, ["dp=3,zero=1", "dp=5", "pp=2,dp=2"], reference, "batch 7", global_batch=7)
+    check_switches(result, 2)
+
+
+@case
 def switch_quick(j):
     """Losses through switches are those of the run without."""
     reference = unswitched(j, steps=12)
