@@ -22,7 +22,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "ckpt/cast.h"
+#include "ckpt/deepspeed_derive.h"
 #include "ckpt/deepspeed_model.h"
 #include "ckpt/value_json.h"
 
@@ -210,107 +210,12 @@ rs_status rs_ds_read_optimizers(rs_ds_reader *reader)
     return status;
 }
 
-/* Params that no file holds: their masters, rounded to the dtype of the empty tensors that stand
- * for them. And masters of fp32 runs without ZeRO: the params themselves. */
-static rs_status derive_entries(rs_ds_reader *reader)
-{
-    size_t count = reader->catalog->entries.count;
-    bool optimizer = false;
-    for (size_t i = 0; i < count; i++) {
-        rs_checkpoint_entry entry = rs_catalog_get(reader->catalog, (int)i)->is;
-        optimizer = optimizer || strcmp(entry.role, "exp_avg") == 0 ||
-                    strcmp(entry.role, "momentum_buffer") == 0;
-        if (strcmp(entry.role, "master") != 0 ||
-            rs_catalog_find(reader->catalog, entry.name, "param") >= 0)
-            continue;
-        int dtype = (int)entry.dtype;
-        for (int mp = 0; mp < reader->pp * reader->tp; mp++) {
-            int found = rs_names_find(&reader->models[mp].dtypes, entry.name);
-            if (found >= 0) {
-                dtype = found;
-                break;
-            }
-        }
-        RS_TRY(rs_catalog_rounded(reader->catalog, "param", (rs_dtype)dtype, (int)i));
-    }
-    return RS_OK;
-}
-
-static rs_status derive_masters(rs_ds_reader *reader)
-{
-    size_t count = reader->catalog->entries.count;
-    for (size_t i = 0; i < count; i++) {
-        rs_checkpoint_entry entry = rs_catalog_get(reader->catalog, (int)i)->is;
-        if (strcmp(entry.role, "exp_avg") != 0 && strcmp(entry.role, "momentum_buffer") != 0)
-            continue;
-        int param = rs_catalog_find(reader->catalog, entry.name, "param");
-        if (param >= 0 && rs_catalog_find(reader->catalog, entry.name, "master") < 0 &&
-            rs_catalog_get(reader->catalog, param)->is.dtype == RS_DTYPE_F32)
-            RS_TRY(rs_catalog_rounded(reader->catalog, "master", RS_DTYPE_F32, param));
-    }
-    return RS_OK;
-}
-
-static rs_status add_aliases(rs_ds_reader *reader)
-{
-    for (size_t i = 0; i < reader->shared.count; i += 2) {
-        const char *alias = reader->shared.items[i], *name = reader->shared.items[i + 1];
-        int source = rs_catalog_find(reader->catalog, name, "param");
-        if (source < 0)
-            source = rs_catalog_find(reader->catalog, name, "buffer");
-        if (source < 0)
-            RS_TRY(rs_catalog_warn(reader->catalog,
-                "\"%s\" is said to be \"%s\" under another name, which is in no file", alias,
-                name));
-        else if (rs_catalog_find(
-                     reader->catalog, alias, rs_catalog_get(reader->catalog, source)->is.role) < 0)
-            RS_TRY(rs_catalog_alias(reader->catalog, alias, source));
-    }
-    return RS_OK;
-}
-
-/* E10: parameters and no state of an optimizer that has run. */
-static rs_status check_state(rs_ds_reader *reader)
-{
-    size_t params = 0, states = 0;
-    for (size_t i = 0; i < reader->catalog->entries.count; i++) {
-        const char *role = rs_catalog_get(reader->catalog, (int)i)->is.role;
-        params += strcmp(role, "param") == 0;
-        states += strcmp(role, "param") != 0 && strcmp(role, "master") != 0 &&
-                  strcmp(role, "buffer") != 0 && strcmp(role, "extra") != 0;
-    }
-    if (params > 0 && states == 0)
-        return rs_catalog_warn(
-            reader->catalog, "no optimizer state for %zu of %zu parameters", params, params);
-    return RS_OK;
-}
-
-static rs_status finish_extras(rs_ds_reader *reader)
+static rs_status finish_layout(rs_ds_reader *reader)
 {
     char layout[128];
     snprintf(layout, sizeof layout, "tp=%d,pp=%d,dp=%d,zero=%d", reader->tp, reader->pp, reader->dp,
         reader->stage < 0 ? 0 : reader->stage);
-    RS_TRY(rs_pool_text(&reader->catalog->pool, layout, strlen(layout), &reader->catalog->layout));
-    double step = reader->step;
-    if (step < 0 && reader->global_steps >= 0)
-        step = (double)(reader->global_steps -
-                        (reader->skipped_steps > 0 ? reader->skipped_steps : 0));
-    if (step >= 0)
-        RS_TRY(rs_catalog_extra(reader->catalog, "step",
-            step == (double)(int64_t)step ? json_integer((json_int_t)step) : json_real(step)));
-    if (reader->step_differs)
-        RS_TRY(rs_catalog_warn(
-            reader->catalog, "the optimizer's step is not the same in all groups and ranks"));
-    RS_TRY(
-        rs_catalog_extra(reader->catalog, "tag", json_string(rs_path_base(reader->place->path))));
-    if (json_array_size(reader->groups) > 0)
-        RS_TRY(rs_catalog_extra(reader->catalog, "param_groups", json_incref(reader->groups)));
-    if (reader->bf16_optimizer)
-        RS_TRY(rs_catalog_extra(reader->catalog, "optimizer", json_string("BF16_Optimizer")));
-    if (reader->left <= 0)
-        RS_TRY(rs_catalog_warn(reader->catalog,
-            "more than %d values beside the tensors; the extras are cut", RS_VALUE_JSON_MOST));
-    return RS_OK;
+    return rs_pool_text(&reader->catalog->pool, layout, strlen(layout), &reader->catalog->layout);
 }
 
 static rs_status read_all(rs_ds_reader *reader, const rs_checkpoint_options *options)
@@ -328,36 +233,17 @@ static rs_status read_all(rs_ds_reader *reader, const rs_checkpoint_options *opt
     if (reader->stage < 0)
         RS_TRY(rs_ds_read_plain(reader));
     RS_TRY(rs_assembly_finish(&reader->assembly));
-    RS_TRY(derive_entries(reader));
-    RS_TRY(derive_masters(reader));
-    RS_TRY(add_aliases(reader));
-    RS_TRY(check_state(reader));
-    return finish_extras(reader);
+    RS_TRY(rs_ds_derive(reader));
+    return finish_layout(reader);
 }
 
 rs_status rs_deepspeed_read(
     rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options)
 {
-    rs_ds_reader reader = {.catalog = catalog,
-        .place = place,
-        .stage = -1,
-        .step = -1,
-        .global_steps = -1,
-        .skipped_steps = -1,
-        .left = RS_VALUE_JSON_MOST,
-        .groups = json_array()};
-    rs_status status = reader.groups != NULL ? read_all(&reader, options) : rs_error_memory(64);
-    for (int mp = 0; reader.models != NULL && mp < reader.pp * reader.tp; mp++) {
-        rs_names_fini(&reader.models[mp].dtypes);
-        free(reader.models[mp].weights.items);
-    }
-    free(reader.models);
-    free(reader.files.items);
-    free(reader.shared.items);
-    free(reader.parts.items);
-    json_decref(reader.groups);
-    rs_assembly_fini(&reader.assembly);
-    rs_rules_fini(&reader.rules);
-    rs_pool_fini(&reader.pool);
+    rs_ds_reader reader;
+    rs_status status = rs_ds_reader_init(&reader, catalog, place);
+    if (status == RS_OK)
+        status = read_all(&reader, options);
+    rs_ds_reader_fini(&reader);
     return status;
 }

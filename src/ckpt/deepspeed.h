@@ -82,6 +82,9 @@ typedef struct rs_ds_reader {
     int tp, pp, dp;
     int stage; /* ZeRO stage; -1: not known yet */
     bool bf16_optimizer;
+    bool universal;      /* of a universal checkpoint: weights may be in no model file */
+    bool weights;        /* `module` is read */
+    size_t flat;         /* tensors whose shapes no file says */
     rs_ds_model *models; /* [pp * tp] */
     rs_pool pool;
     json_t *groups; /* extras: parameter groups */

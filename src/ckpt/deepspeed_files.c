@@ -121,7 +121,10 @@ rs_status rs_ds_scan(rs_ds_reader *reader)
             status = RS_LIST_RESERVE_ONE(&reader->files);
             if (status == RS_OK)
                 reader->files.items[reader->files.count++] = file;
-        } else if (name[0] != '.' && strcmp(name, "zero_to_fp32.py") != 0 && ++other_count <= 8) {
+        } else if (name[0] != '.' && strcmp(name, "zero_to_fp32.py") != 0 &&
+                   !(reader->universal &&
+                       (strcmp(name, "zero") == 0 || strcmp(name, "tmp") == 0)) &&
+                   ++other_count <= 8) {
             rs_text_append(&others, "%s%s", other_count > 1 ? ", " : "", name);
         }
     }

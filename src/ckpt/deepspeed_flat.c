@@ -415,44 +415,53 @@ typedef struct params_file {
     flat *buffers; /* [groups], scratch */
 } params_file;
 
-/* Walks over all parameters; each takes its part of the stream, which may go on in the next
- * buffer. */
+/* A place in the stream: a buffer, and how much of it is used. */
+typedef struct cursor {
+    size_t buffer;
+    int64_t used;
+} cursor;
+
+/* The parameter takes its part of the stream, which may go on in the next buffer. */
+static rs_status place_param(const params_file *p, const char *role, const int64_t *lengths,
+    size_t group, const rs_ds_param *param, cursor *c)
+{
+    int64_t part = rs_ceil_div(param->elements, p->reader->dp);
+    int64_t begin = rs_min64(p->file->dp * part, param->elements);
+    int64_t end = rs_min64(begin + part, param->elements);
+    if (part == 0) /* it takes nothing: only its own group knows whether it has this state */
+        return group < p->groups && p->buffers[group].file >= 0
+                   ? add_range(p->reader, param->name, param, role, p->file->mp, &p->buffers[group],
+                         0, 0, 0)
+                   : RS_OK;
+    for (int64_t taken = 0; taken < part;) {
+        while (c->buffer < p->groups && c->used == lengths[c->buffer])
+            *c = (cursor){.buffer = c->buffer + 1};
+        if (c->buffer == p->groups)
+            return rs_ds_malformed(p->torch,
+                "%s: its flat groups end inside \"%s\": param_shapes names more elements than they "
+                "hold",
+                role, param->name);
+        int64_t now = rs_min64(part - taken, lengths[c->buffer] - c->used);
+        const flat *f = &p->buffers[c->buffer];
+        if (f->file >= 0)
+            RS_TRY(add_range(p->reader, param->name, param, role, p->file->mp, f,
+                rs_min64(begin + taken, end), rs_min64(begin + taken + now, end), c->used));
+        c->used += now;
+        taken += now;
+    }
+    return RS_OK;
+}
+
 static rs_status place_stream(const params_file *p, const char *role, const int64_t *lengths)
 {
-    rs_ds_reader *reader = p->reader;
-    const rs_ds_model *model = &reader->models[p->file->mp];
-    size_t buffer = 0;
-    int64_t used = 0; /* of that buffer */
+    const rs_ds_model *model = &p->reader->models[p->file->mp];
+    cursor c = {0};
     for (size_t g = 0; g < model->group_count; g++)
-        for (size_t i = 0; i < model->groups[g].count; i++) {
-            const rs_ds_param *param = &model->groups[g].items[i];
-            int64_t part = rs_ceil_div(param->elements, reader->dp);
-            int64_t begin = rs_min64(p->file->dp * part, param->elements);
-            int64_t end = rs_min64(begin + part, param->elements);
-            for (int64_t taken = 0; taken < part || part == 0;) {
-                while (buffer < p->groups && used == lengths[buffer] && part > 0) {
-                    buffer++;
-                    used = 0;
-                }
-                if (buffer == p->groups && part > 0)
-                    return rs_ds_malformed(p->torch,
-                        "%s: its flat groups end inside \"%s\": param_shapes names more elements "
-                        "than they hold",
-                        role, param->name);
-                int64_t now = part == 0 ? 0 : rs_min64(part - taken, lengths[buffer] - used);
-                const flat *f = &p->buffers[buffer < p->groups ? buffer : 0];
-                if (p->groups > 0 && f->file >= 0)
-                    RS_TRY(add_range(reader, param->name, param, role, p->file->mp, f,
-                        rs_min64(begin + taken, end), rs_min64(begin + taken + now, end), used));
-                used += now;
-                taken += now;
-                if (part == 0)
-                    break;
-            }
-        }
+        for (size_t i = 0; i < model->groups[g].count; i++)
+            RS_TRY(place_param(p, role, lengths, g, &model->groups[g].items[i], &c));
     int64_t rest = 0;
-    for (; buffer < p->groups; buffer++, used = 0)
-        rest += lengths[buffer] - used;
+    for (; c.buffer < p->groups; c = (cursor){.buffer = c.buffer + 1})
+        rest += lengths[c.buffer] - c.used;
     if (rest != 0)
         return rs_ds_malformed(p->torch,
             "%s: its flat groups hold %" PRId64 " elements that param_shapes does not explain",

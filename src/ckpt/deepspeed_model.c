@@ -229,6 +229,8 @@ static rs_status read_module_tensor(model_file *f, const rs_value *module, uint3
     const rs_value *value = module->as.dict->pairs[2 * (size_t)i + 1];
     rs_torch_tensor t;
     int copy = rs_ds_stage_of(reader, f->mp), tp = rs_ds_tp_of(reader, f->mp);
+    if (!reader->weights)
+        return RS_OK;
     if (name == NULL)
         return rs_ds_malformed(&f->torch, "module has a name that is no text");
     if (rs_torch_kind_of(value) == RS_TORCH_NO_TENSOR)
@@ -259,7 +261,8 @@ static rs_status read_module(model_file *f)
     if (module == NULL || module->kind == RS_VALUE_NONE) {
         size_t layers;
         rs_ds_files(f->reader, RS_DS_LAYER, &layers);
-        return layers > 0 ? RS_OK : rs_ds_malformed(&f->torch, "has no \"module\"");
+        return layers > 0 || f->reader->universal ? RS_OK
+                                                  : rs_ds_malformed(&f->torch, "has no \"module\"");
     }
     if (!rs_value_is(module, RS_VALUE_DICT))
         return rs_ds_malformed(&f->torch, "\"module\" is no dict");

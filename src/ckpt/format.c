@@ -101,6 +101,7 @@ static bool is_gguf(const rs_place *place)
 
 static const rs_format formats[] = {
     {"native", rs_native_probe, rs_native_read, NULL},
+    {"deepspeed-universal", rs_universal_probe, rs_universal_read, NULL},
     {"deepspeed", rs_deepspeed_probe, rs_deepspeed_read, NULL},
     {"pytorch-dcp", is_distributed, NULL, "a checkpoint of torch.distributed.checkpoint"},
     {"megatron", is_megatron, NULL, "a checkpoint of Megatron-LM"},

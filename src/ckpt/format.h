@@ -70,5 +70,8 @@ rs_status rs_torch_read(
 bool rs_deepspeed_probe(const rs_place *place);
 rs_status rs_deepspeed_read(
     rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
+bool rs_universal_probe(const rs_place *place);
+rs_status rs_universal_read(
+    rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
 
 #endif

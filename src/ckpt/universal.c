@@ -1,0 +1,290 @@
+/*
+ * DeepSpeed's universal checkpoints: a folder of parameters, each with one file a state, whole.
+ *
+ *   <tag>/zero/<parameter>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt, ...
+ *   <tag>/zero/optimizer_state.pt
+ *   <tag>/mp_rank_XX_model_states.pt   (ZeRO-3: zero_pp_rank_D_mp_rank_XX_...): copies of the
+ * source's
+ *
+ * A state's file holds a dict with the tensor under `param`, or, from ZeRO-3, the bare tensor,
+ * flat; its shape then stands in the model files only. The model files also have what the format
+ * itself leaves out: 16-bit weights, buffers, frozen parameters, and the client's state; they are
+ * read as DeepSpeed's own.
+ *
+ * Invariants:
+ * 1. Every parameter that the model files name has its folder, and every folder its fp32.pt.
+ * 2. Any state's file is read, whatever its name.
+ *
+ * Specification: docs/formats/deepspeed-universal.md.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "ckpt/deepspeed.h"
+#include "ckpt/deepspeed_derive.h"
+#include "ckpt/torch_read.h"
+#include "ckpt/value_json.h"
+
+#define NEST_MOST 8
+
+bool rs_universal_probe(const rs_place *place)
+{
+    char *path;
+    bool found = false;
+    if (!place->folder || !rs_place_has(place, "zero"))
+        return false;
+    if (rs_path_join(place->path, "zero", &path) == RS_OK) {
+        found = rs_is_folder(path);
+        free(path);
+    }
+    return found;
+}
+
+/* The whole shape of a parameter, if a model file has it uncut. */
+static const rs_ds_param *find_shape(const rs_ds_reader *reader, const char *name)
+{
+    for (int mp = 0; reader->tp == 1 && reader->models != NULL && mp < reader->pp; mp++)
+        for (size_t g = 0; g < reader->models[mp].group_count; g++)
+            for (size_t i = 0; i < reader->models[mp].groups[g].count; i++)
+                if (strcmp(reader->models[mp].groups[g].items[i].name, name) == 0)
+                    return &reader->models[mp].groups[g].items[i];
+    return NULL;
+}
+
+static rs_status add_tensor(rs_ds_reader *reader, const rs_torch *torch, const char *name,
+    const char *role, const rs_value *value, bool bare)
+{
+    rs_torch_tensor t;
+    rs_piece piece;
+    int id;
+    if (rs_torch_kind_of(value) != RS_TORCH_DENSE)
+        return rs_ds_malformed(torch, "holds no dense tensor");
+    RS_TRY(rs_torch_tensor_of(torch, value, &t));
+    const rs_ds_param *param = bare && t.ndim == 1 ? find_shape(reader, name) : NULL;
+    rs_torch_piece(torch, &t, &piece);
+    if (param == NULL || strcmp(role, "step") == 0) {
+        reader->flat += bare && strcmp(role, "step") != 0;
+        RS_TRY(rs_catalog_add(reader->catalog, name, role, t.dtype, t.ndim, t.shape, &id));
+        return rs_catalog_piece(reader->catalog, id, &piece);
+    }
+    if (param->elements != t.shape[0] || !rs_torch_is_contiguous(&t))
+        return rs_ds_malformed(torch,
+            "has %" PRId64 " elements, the model files give \"%s\" %" PRId64, t.shape[0], name,
+            param->elements);
+    RS_TRY(rs_catalog_add(reader->catalog, name, role, t.dtype, param->ndim, param->shape, &id));
+    return rs_catalog_whole(reader->catalog, id, 0, piece.file, piece.offset);
+}
+
+static rs_status add_number(rs_ds_reader *reader, const rs_torch *torch, const char *name,
+    const char *role, const rs_value *value)
+{
+    int id;
+    rs_dtype dtype = value->kind == RS_VALUE_INT     ? RS_DTYPE_I64
+                     : value->kind == RS_VALUE_FLOAT ? RS_DTYPE_F64
+                                                     : RS_DTYPE_NONE;
+    if (dtype == RS_DTYPE_NONE)
+        return rs_ds_malformed(torch, "holds neither a tensor nor a number");
+    RS_TRY(rs_catalog_add(reader->catalog, name, role, dtype, 0, NULL, &id));
+    return rs_catalog_inline(reader->catalog, id, 0, &value->as.integer);
+}
+
+static void note_step(rs_ds_reader *reader, const rs_torch *torch, const rs_value *value)
+{
+    double step;
+    if (rs_value_is(value, RS_VALUE_INT))
+        step = (double)value->as.integer;
+    else if (value == NULL || rs_torch_kind_of(value) != RS_TORCH_DENSE ||
+             rs_torch_scalar(torch, value, &step) != RS_OK)
+        return;
+    reader->step_differs = reader->step_differs || (reader->step >= 0 && reader->step != step);
+    if (reader->step < 0)
+        reader->step = step;
+}
+
+/* One state of one parameter. */
+static rs_status read_state(
+    rs_ds_reader *reader, const char *folder, const char *file, const char *name)
+{
+    char *path = NULL, *role = NULL;
+    int id;
+    rs_torch torch = {0};
+    rs_status status;
+    RS_TRY_GOTO(rs_path_join(folder, file, &path), out);
+    role = rs_strdup(file);
+    if (role == NULL)
+        RS_TRY_GOTO(rs_error_memory(strlen(file)), out);
+    role[strlen(role) - 3] = 0;
+    RS_TRY_GOTO(rs_files_add(reader->catalog->files, path, &id), out);
+    RS_TRY_GOTO(rs_torch_open(reader->catalog->files, id, &torch), out);
+    RS_TRY_GOTO(rs_torch_checksums(reader->catalog, &torch), out);
+    RS_TRY_GOTO(rs_torch_warn(reader->catalog, &torch), out);
+    const rs_value *root = rs_torch_root(&torch);
+    const char *as = strcmp(role, "fp32") == 0 ? "master" : role;
+    if (strcmp(as, "step") == 0)
+        note_step(reader, &torch, root);
+    if (rs_value_is(root, RS_VALUE_DICT)) {
+        const rs_value *param = rs_value_get(root, "param");
+        if (param == NULL)
+            RS_TRY_GOTO(rs_ds_malformed(&torch, "its dict has no \"param\""), out);
+        RS_TRY_GOTO(add_tensor(reader, &torch, name, as, param, false), out);
+    } else if (rs_torch_kind_of(root) != RS_TORCH_NO_TENSOR) {
+        RS_TRY_GOTO(add_tensor(reader, &torch, name, as, root, true), out);
+    } else {
+        RS_TRY_GOTO(add_number(reader, &torch, name, as, root), out);
+    }
+out:
+    rs_torch_fini(&torch);
+    free(path);
+    free(role);
+    return status;
+}
+
+static bool is_state(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 3 && name[0] != '.' && strcmp(name + length - 3, ".pt") == 0;
+}
+
+/* A parameter's folder; slashes in its name make folders within folders. */
+static rs_status read_folder(rs_ds_reader *reader, const char *folder, const char *name, int depth)
+{
+    rs_place place;
+    size_t states = 0;
+    bool master = false;
+    if (depth > NEST_MOST)
+        return rs_error_set(RS_ERR_MALFORMED, "%s: folders nest too deep", folder);
+    RS_TRY(rs_place_init(&place, folder));
+    rs_status status = RS_OK;
+    for (size_t i = 0; i < place.count && status == RS_OK; i++) {
+        char *path = NULL;
+        if (depth > 0 && is_state(place.names[i])) {
+            status = read_state(reader, folder, place.names[i], name);
+            master = master || strcmp(place.names[i], "fp32.pt") == 0;
+            states++;
+            continue;
+        }
+        status = rs_path_join(folder, place.names[i], &path);
+        if (status == RS_OK && rs_is_folder(path)) {
+            rs_text inner = {0};
+            rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", place.names[i]);
+            status = inner.status;
+            if (status == RS_OK)
+                status = read_folder(reader, path, inner.data, depth + 1);
+            rs_text_fini(&inner);
+        }
+        free(path);
+    }
+    rs_place_fini(&place);
+    if (status == RS_OK && states > 0 && !master)
+        status = rs_error_set(RS_ERR_MALFORMED, "%s: has no fp32.pt", folder);
+    return status;
+}
+
+/* optimizer_state.pt: what is common to all parameters. */
+static rs_status read_common(rs_ds_reader *reader, const char *folder)
+{
+    static const char *const keys[] = {
+        "param_groups", "loss_scaler", "dynamic_loss_scale", "clip_grad", "overflow"};
+    char *path;
+    int id;
+    rs_torch torch = {0};
+    RS_TRY(rs_path_join(folder, "optimizer_state.pt", &path));
+    rs_status status = rs_files_add(reader->catalog->files, path, &id);
+    free(path);
+    if (status == RS_ERR_NOT_FOUND)
+        return rs_catalog_warn(reader->catalog, "%s: has no optimizer_state.pt", folder);
+    if (status == RS_OK)
+        status = rs_torch_open(reader->catalog->files, id, &torch);
+    const rs_value *root = status == RS_OK ? rs_torch_root(&torch) : NULL;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && status == RS_OK; i++)
+        if (rs_value_get(root, keys[i]) != NULL)
+            status = rs_catalog_extra(reader->catalog, keys[i],
+                rs_value_json(rs_value_get(root, keys[i]), &reader->left));
+    if (status == RS_OK && reader->step < 0) { /* ZeRO-3 has no step.pt */
+        const rs_value *state = rs_value_get(rs_value_get(root, "optimizer_state_dict"), "state");
+        note_step(reader, &torch, rs_value_get(rs_value_get_index(state, 0), "step"));
+    }
+    if (status == RS_OK)
+        status = rs_torch_warn(reader->catalog, &torch);
+    rs_torch_fini(&torch);
+    return status;
+}
+
+static rs_status check_names(const rs_ds_reader *reader)
+{
+    for (int mp = 0; reader->models != NULL && mp < reader->pp * reader->tp; mp++)
+        for (size_t g = 0; g < reader->models[mp].group_count; g++)
+            for (size_t i = 0; i < reader->models[mp].groups[g].count; i++) {
+                const char *name = reader->models[mp].groups[g].items[i].name;
+                if (rs_catalog_find(reader->catalog, name, "master") < 0)
+                    return rs_error_set(RS_ERR_MALFORMED,
+                        "%s/zero: has no folder \"%s\", which the model files name",
+                        reader->place->path, name);
+            }
+    return RS_OK;
+}
+
+static rs_status read_models(rs_ds_reader *reader)
+{
+    size_t models, of_ranks;
+    rs_ds_files(reader, RS_DS_MODEL, &models);
+    rs_ds_files(reader, RS_DS_MODEL_OF_RANK, &of_ranks);
+    if (models + of_ranks == 0)
+        return rs_catalog_warn(reader->catalog,
+            "%s: has no files of model states: shapes, buffers and frozen parameters are unknown",
+            reader->place->path);
+    RS_TRY(rs_ds_degrees(reader));
+    if (of_ranks > 0)
+        reader->dp = (int)of_ranks / (reader->pp * reader->tp);
+    reader->weights = reader->tp == 1 || reader->rules.cuts.count > 0;
+    if (!reader->weights)
+        RS_TRY(rs_catalog_warn(reader->catalog,
+            "%s: its model files hold slices of %d tensor-parallel ranks, and nothing says how "
+            "they were cut: 16-bit weights, buffers and frozen parameters are not listed",
+            reader->place->path, reader->tp));
+    rs_assembly_init(&reader->assembly, reader->catalog, &reader->rules, reader->tp);
+    RS_TRY(rs_ds_read_models(reader));
+    return rs_assembly_finish(&reader->assembly);
+}
+
+static rs_status read_all(rs_ds_reader *reader, const rs_checkpoint_options *options)
+{
+    char *folder;
+    RS_TRY(rs_ds_scan(reader));
+    if (options->rules != NULL)
+        RS_TRY(rs_rules_add_file(&reader->rules, options->rules));
+    RS_TRY(read_models(reader));
+    RS_TRY(rs_path_join(reader->place->path, "zero", &folder));
+    rs_status status = read_folder(reader, folder, "", 0);
+    if (status == RS_OK)
+        status = read_common(reader, folder);
+    free(folder);
+    RS_TRY(status);
+    RS_TRY(check_names(reader));
+    if (reader->flat > 0)
+        RS_TRY(rs_catalog_warn(reader->catalog,
+            "%s: %zu tensors are stored flat, and no model file says their shapes",
+            reader->place->path, reader->flat));
+    if (rs_place_has(reader->place, "tmp"))
+        RS_TRY(rs_catalog_warn(reader->catalog,
+            "%s: has a folder \"tmp\": its conversion was interrupted, or kept its fragments",
+            reader->place->path));
+    return rs_ds_derive(reader);
+}
+
+rs_status rs_universal_read(
+    rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options)
+{
+    rs_ds_reader reader;
+    rs_status status = rs_ds_reader_init(&reader, catalog, place);
+    reader.universal = true;
+    if (status == RS_OK)
+        status = read_all(&reader, options);
+    rs_ds_reader_fini(&reader);
+    return status;
+}
