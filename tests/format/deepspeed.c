@@ -174,6 +174,52 @@ static void check_broken(const char *folder, const char *name, const json_t *tru
     }
 }
 
+static int universals;
+
+/* What DeepSpeed's converter made of a fixture: every tensor as its own list says, and, where it is
+ * right, as the live engine had it. */
+static void check_universal(const char *folder, const char *name, const json_t *truth)
+{
+    char path[1200];
+    struct stat info;
+    rs_checkpoint *checkpoint;
+    snprintf(path, sizeof path, "%s/reference/universal", folder);
+    if (stat(path, &info) != 0)
+        return;
+    printf("  %s\n", name);
+    if (rs_checkpoint_open(path, NULL, &checkpoint) != RS_OK)
+        fail_msg("%s", rs_error_message());
+    assert_string_equal(rs_checkpoint_format(checkpoint), "deepspeed-universal");
+    json_t *reference = json_load_file(in_folder(folder, "reference.json"), 0, NULL);
+    const json_t *list = json_object_get(
+        json_object_get(json_object_iter_value(json_object_iter(reference)), "ds_to_universal"),
+        "entries");
+    size_t i;
+    json_t *row;
+    json_array_foreach(list, i, row)
+    {
+        const char *kind = truth_text(row, "kind") + strlen("universal-");
+        if (strcmp(kind, "step") != 0)
+            assert_entry(checkpoint, truth_text(row, "name"), role_of(kind), row);
+    }
+    assert_true(json_array_size(list) >= 99);
+    json_decref(reference);
+    /* One of them has its model files: weights, buffers, frozen and tied ones come from there. */
+    if (strcmp(name, "z1-fp32-w2") == 0)
+        json_array_foreach(json_object_get(truth, "tensors"), i, row)
+            check_tensor(checkpoint, folder, row, false, false);
+    assert_int_equal(rs_checkpoint_check(checkpoint), RS_OK);
+    rs_checkpoint_close(checkpoint);
+    universals++;
+}
+
+static void test_universal(void **state)
+{
+    (void)state;
+    for_fixtures("deepspeed", check_universal);
+    assert_true(universals >= 4);
+}
+
 /* J07, A06 and their kind: what is missing, doubled, stale or of the wrong length. */
 static void test_broken(void **state)
 {
@@ -282,6 +328,7 @@ int main(void)
     forbid_execution();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fixtures),
+        cmocka_unit_test(test_universal),
         cmocka_unit_test(test_broken),
         cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_names),
