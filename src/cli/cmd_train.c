@@ -17,6 +17,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/launch.h"
+#include "cli/resume.h"
 #include "cli/room.h"
 #include "train/control.h"
 #include "train/train.h"
@@ -25,7 +26,10 @@ typedef struct train_args {
     const char *model, *data, *layout, *job, *dtype, *transport, *launcher, *arena_dir;
     int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
     double lr, grace;
-    cli_list switches;
+    cli_list switches, overrides;
+    const char *resume, *init, *save_on_exit;
+    int64_t save_every, keep;
+    double save_minutes;
     bool tight, json;
 } train_args;
 
@@ -34,10 +38,10 @@ typedef struct train_args {
 static const cli_option train_options[] = {
     {CLI_HEADING, .name = "What to train"},
     {CLI_TEXT, "model", "M", "preset name, config.json, or a folder that holds one",
-        .target = AT(model), .required = true},
+        .target = AT(model)},
     {CLI_TEXT, "data", "FILE", "any file; its bytes are the text (vocabulary 256)",
-        .target = AT(data), .required = true},
-    {CLI_INT, "steps", "N", "steps to train", .target = AT(steps), .minimum = 1, .required = true},
+        .target = AT(data)},
+    {CLI_INT, "steps", "N", "steps to train", .target = AT(steps), .minimum = 1},
     {CLI_INT, "global-batch", "B", "sequences of a step, whatever the layout", "8",
         .target = AT(global_batch), .alias = "global-batch-size", .minimum = 1},
     {CLI_INT, "micro-batch", "b", "sequences of one forward pass", "2", .target = AT(micro_batch),
@@ -51,7 +55,7 @@ static const cli_option train_options[] = {
 
     {CLI_HEADING, .name = "How it is divided"},
     {CLI_TEXT, "layout", "L", "layout to begin with, for example tp=2,pp=2,dp=2,zero=1",
-        .target = AT(layout), .required = true},
+        .target = AT(layout)},
     {CLI_LIST, "switch", "STEP:LAYOUT", "switch to LAYOUT after step STEP, while training",
         .target = AT(switches)},
     {CLI_INT, "ranks", "N", "ranks to start; default: what the largest layout named needs",
@@ -65,9 +69,25 @@ static const cli_option train_options[] = {
         "free the old state while the new one fills: less memory, no way back during a switch",
         .target = AT(tight)},
 
+    {CLI_HEADING, .name = "What is kept"},
+    {CLI_INT, "save-every", "N", "save a checkpoint after every N steps; 0: never", "0",
+        .target = AT(save_every)},
+    {CLI_REAL, "save-every-minutes", "M", "and whenever M minutes have passed; 0: never", "0",
+        .target = AT(save_minutes)},
+    {CLI_CHOICE, "save-on-exit", "on|off", "and when the job ends or is told to end", "on",
+        .target = AT(save_on_exit), .choices = "on|off"},
+    {CLI_INT, "keep", "N", "keep the newest N checkpoints; 0: all", "0", .target = AT(keep)},
+    {CLI_TEXT, "resume", "DIR[@STEP]",
+        "go on from a checkpoint of job DIR; model, data, schedule and so on are its own",
+        .target = AT(resume)},
+    {CLI_LIST, "override", "KEY",
+        "with --resume: let a differing --KEY hold (data, lr, warmup, steps, seed)",
+        .target = AT(overrides)},
+    {CLI_TEXT, "init", "PATH", "begin with the weights of this checkpoint, of any format",
+        .target = AT(init)},
+
     {CLI_HEADING, .name = "How it runs"},
-    {CLI_TEXT, "job", "DIR", "the job directory: metrics, status, requests", .target = AT(job),
-        .required = true},
+    {CLI_TEXT, "job", "DIR", "the job directory: metrics, status, requests", .target = AT(job)},
     {CLI_CHOICE, "launcher", "W", "what starts the ranks", "auto", .target = AT(launcher),
         .choices = "auto|mpirun|srun"},
     {CLI_INT, "threads", "N", "threads of a rank", "1", .target = AT(threads), .minimum = 1},
@@ -79,9 +99,11 @@ static const cli_option train_options[] = {
     {.kind = CLI_END},
 };
 
-/* Copies an argument into one of the options' fixed texts. */
+/* Copies an argument, if it was given, into one of the options' fixed texts. */
 static rs_status take_text(char *to, size_t size, const char *from, const char *option)
 {
+    if (from == NULL)
+        return RS_OK;
     int n = snprintf(to, size, "%s", from);
     if (n < 0 || (size_t)n >= size)
         return rs_error_set(
@@ -122,7 +144,49 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
     o->warmup = a->warmup;
     o->seed = (uint64_t)a->seed;
     o->tight = a->tight;
-    return RS_OK;
+    o->save_every = a->save_every;
+    o->save_minutes = a->save_minutes;
+    o->save_on_exit = strcmp(a->save_on_exit, "on") == 0;
+    o->keep = a->keep;
+    return take_text(o->init, sizeof o->init, a->init, "init");
+}
+
+/* What a job begins with; one that goes on has it from its checkpoint. */
+static int check_required(const cli_command *command, const train_args *a)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } rows[] = {{"model", a->model != NULL}, {"data", a->data != NULL}, {"steps", a->steps > 0},
+        {"layout", a->layout != NULL}, {"job", a->job != NULL}};
+    if (a->resume != NULL && a->init != NULL)
+        return cli_error(command, CLI_USAGE,
+            "--init: wanted without --resume: a job that goes on has its weights");
+    if (a->resume == NULL && a->overrides.count > 0)
+        return cli_error(command, CLI_USAGE, "--override: wanted only with --resume");
+    for (size_t i = 0; a->resume == NULL && i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].given)
+            continue;
+        for (const cli_option *o = train_options; o->kind != CLI_END; o++)
+            if (o->kind != CLI_HEADING && strcmp(o->name, rows[i].name) == 0)
+                return cli_error(
+                    command, CLI_USAGE, "--%s %s is missing: %s", o->name, o->metavar, o->help);
+    }
+    return -1;
+}
+
+/* What the killed job left in shared memory goes before its directory is another's. */
+static rs_status clear_former(const rs_train_options *o)
+{
+    rs_train_options former;
+    rs_train_options_init(&former);
+    rs_status status = rs_train_options_load(&former, o->job);
+    if (status == RS_OK)
+        status = launch_sweep(&former);
+    else if (status == RS_ERR_NOT_FOUND)
+        status = RS_OK;
+    rs_train_options_fini(&former);
+    return status;
 }
 
 /* The supervisor: claims the directory, starts the ranks, stays until they are gone. */
@@ -132,7 +196,9 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
     o->supervised = true;
     rs_status status = room_check(o);
     if (status == RS_OK)
-        status = rs_control_claim(o->job, &lock);
+        status = rs_control_claim(o->job, o->resume != 0, &lock);
+    if (status == RS_OK && o->resume != 0)
+        status = clear_former(o);
     if (status == RS_OK)
         status = rs_train_options_save(o);
     int code;
@@ -149,12 +215,12 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
 }
 
 /* The ranks' common part, between MPI_Init and MPI_Finalize. */
-static int train_as_rank(rs_train_options *o, const char *mode, int width)
+static int train_as_rank(
+    rs_train_options *o, const char *mode, int width, rs_train_outcome *outcome)
 {
     console c = {.options = o, .mode = mode, .width = width};
     rs_train_listener listener = console_listener(&c);
-    rs_train_outcome outcome = RS_TRAIN_FINISHED;
-    rs_status status = rs_train_run(o, &listener, MPI_COMM_WORLD, &outcome);
+    rs_status status = rs_train_run(o, &listener, MPI_COMM_WORLD, outcome);
     return status != RS_OK ? CLI_FAILURE : 0;
 }
 
@@ -177,8 +243,11 @@ static int run_inside(const cli_command *command, const train_args *args, rs_tra
     int worst = code;
     MPI_Allreduce(&code, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     /* Launchers may give a rank a terminal where there is none: no bar. */
+    rs_train_outcome outcome = RS_TRAIN_FINISHED;
     if (worst < 0)
-        worst = train_as_rank(o, args->json ? "json" : "lines", 80);
+        worst = train_as_rank(o, args->json ? "json" : "lines", 80, &outcome);
+    if (worst == 0 && outcome == RS_TRAIN_TERMINATED)
+        worst = CLI_REQUEUE;
     MPI_Finalize();
     return worst;
 }
@@ -191,12 +260,16 @@ static int run_train(const cli_command *command, int argc, char **argv)
     train_args args;
     cli_quiet = own_rank > 0;
     int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code < 0)
+        code = check_required(command, &args);
     if (code >= 0)
         return code;
     cli_quiet = false;
     rs_train_options o;
     rs_train_options_init(&o);
     rs_status status = fill_options(&args, &o);
+    if (status == RS_OK && args.resume != NULL)
+        status = resume_apply(&o, args.resume, args.job != NULL, &args.overrides, argc, argv);
     if (status == RS_OK && own_rank < 0)
         status = rs_train_options_check(&o);
     if (status != RS_OK)
@@ -258,7 +331,8 @@ static int run_worker(const cli_command *command, int argc, char **argv)
     } else {
         launch_join(&o);
         MPI_Init(NULL, NULL);
-        code = train_as_rank(&o, args.console, (int)args.width);
+        rs_train_outcome outcome;
+        code = train_as_rank(&o, args.console, (int)args.width, &outcome);
         MPI_Finalize();
     }
     rs_train_options_fini(&o);

@@ -303,6 +303,8 @@ static int conclude(watch *w)
 {
     const launch *l = w->launch;
     bool good = WIFEXITED(w->status) && WEXITSTATUS(w->status) == 0;
+    if (good && (w->stop_signal == SIGTERM || w->stop_signal == SIGUSR1))
+        return CLI_REQUEUE;
     if (w->stop_signal != 0)
         return 128 + w->stop_signal;
     if (good)
@@ -394,7 +396,7 @@ int launch_run(const launch *l)
     signal(SIGPIPE, SIG_IGN);
     sigset_t set, before;
     sigemptyset(&set);
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGCHLD};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         sigaddset(&set, numbers[i]);
     sigprocmask(SIG_BLOCK, &set, &before);

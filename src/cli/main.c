@@ -5,8 +5,8 @@
 #include "cli/commands.h"
 #include "reshard/version.h"
 
-static const cli_command *const commands[] = {&cmd_train, &cmd_switch, &cmd_status, &cmd_stop,
-    &cmd_plan, &cmd_layout, &cmd_inspect, &cmd_worker};
+static const cli_command *const commands[] = {&cmd_train, &cmd_switch, &cmd_status, &cmd_save,
+    &cmd_stop, &cmd_plan, &cmd_layout, &cmd_inspect, &cmd_worker};
 
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

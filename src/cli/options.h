@@ -9,9 +9,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Exit codes: what was typed is wrong; it could not be done. */
+/* Exit codes: what was typed is wrong; it could not be done; it was told to end, and can go on when
+ * it is started again (EX_TEMPFAIL, which batch systems take as a wish to be queued again). */
 #define CLI_USAGE 2
 #define CLI_FAILURE 1
+#define CLI_REQUEUE 75
 
 typedef enum cli_kind {
     CLI_END = 0,  /* closes a table */

@@ -134,7 +134,7 @@ static void read_owner(int fd, char *owner)
         snprintf(owner, 256, "a process that has not said which");
 }
 
-rs_status rs_control_claim(const char *job, rs_control_lock **out)
+rs_status rs_control_claim(const char *job, bool resume, rs_control_lock **out)
 {
     char path[PATH_BYTES], text[256], host[128] = "";
     RS_TRY(make_folders(job));
@@ -160,9 +160,10 @@ rs_status rs_control_claim(const char *job, rs_control_lock **out)
     }
     char metrics[PATH_BYTES];
     RS_TRY_GOTO(join(metrics, job, "metrics.jsonl"), fail);
-    if (access(metrics, F_OK) == 0) {
+    if (!resume && access(metrics, F_OK) == 0) {
         status = rs_error_set(RS_ERR_EXISTS,
-            "job directory %s holds an earlier run (metrics.jsonl): name another, or remove it",
+            "job directory %s holds an earlier run (metrics.jsonl): go on with --resume, name "
+            "another, or remove it",
             job);
         goto fail;
     }
@@ -322,7 +323,8 @@ static rs_status follow(const char *job, const char *name, bool wait, rs_control
     return status;
 }
 
-rs_status rs_control_switch(const char *job, const char *layout, bool wait,
+/* Puts a request and follows the answers to it. */
+static rs_status ask(const char *job, const char *kind, const char *layout, bool wait,
     rs_control_progress progress, void *context, char **reply)
 {
     char name[RS_CONTROL_NAME];
@@ -330,14 +332,29 @@ rs_status rs_control_switch(const char *job, const char *layout, bool wait,
     if (reply != NULL)
         *reply = NULL;
     RS_TRY(check_running(job));
-    if (strlen(layout) >= RS_CONTROL_LAYOUT)
-        return rs_error_set(RS_ERR_ARGUMENT, "layout text too long");
-    RS_TRY(submit(job, "switch", layout, name));
+    RS_TRY(submit(job, kind, layout, name));
     rs_status status = follow(job, name, wait, progress, context, &answer);
     if (reply != NULL && answer != NULL)
         *reply = json_dumps(answer, JSON_COMPACT | JSON_REAL_PRECISION(15));
     json_decref(answer);
     return status;
+}
+
+rs_status rs_control_switch(const char *job, const char *layout, bool wait,
+    rs_control_progress progress, void *context, char **reply)
+{
+    if (strlen(layout) >= RS_CONTROL_LAYOUT) {
+        if (reply != NULL)
+            *reply = NULL;
+        return rs_error_set(RS_ERR_ARGUMENT, "layout text too long");
+    }
+    return ask(job, "switch", layout, wait, progress, context, reply);
+}
+
+rs_status rs_control_save(
+    const char *job, bool wait, rs_control_progress progress, void *context, char **reply)
+{
+    return ask(job, "save", NULL, wait, progress, context, reply);
 }
 
 rs_status rs_control_stop(const char *job, bool wait)
@@ -452,6 +469,9 @@ static bool take(const char *job, const char *name, rs_control_request *out)
     snprintf(out->name, sizeof out->name, "%s", name);
     if (kind != NULL && strcmp(kind, "stop") == 0) {
         out->kind = RS_CONTROL_STOP;
+        known = true;
+    } else if (kind != NULL && strcmp(kind, "save") == 0) {
+        out->kind = RS_CONTROL_SAVE;
         known = true;
     } else if (kind != NULL && strcmp(kind, "switch") == 0 && layout != NULL &&
                strlen(layout) < RS_CONTROL_LAYOUT) {

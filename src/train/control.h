@@ -21,10 +21,11 @@ typedef struct rs_control_lock rs_control_lock;
 
 /*
  * Makes the job directory where it is absent, and claims it. RS_ERR_EXISTS: a job runs in it (names
- * process and host), or it holds an earlier run (metrics.jsonl). The claim ends with the process,
- * or:
+ * process and host), or it holds an earlier run (metrics.jsonl) and this is none that goes on from
+ * it
+ * (`resume`). The claim ends with the process, or:
  */
-rs_status rs_control_claim(const char *job, rs_control_lock **out) RS_MUST_CHECK;
+rs_status rs_control_claim(const char *job, bool resume, rs_control_lock **out) RS_MUST_CHECK;
 void rs_control_release(rs_control_lock *lock);
 
 /* True if some process has claimed `job`. `owner` (may be NULL; room for 256 bytes) gets "process
@@ -52,12 +53,21 @@ rs_status rs_control_switch(const char *job, const char *layout, bool wait,
 /* Asks the job to stop after its current step; waits until its directory is released if `wait`. */
 rs_status rs_control_stop(const char *job, bool wait) RS_MUST_CHECK;
 
+/* Asks the job to save after its current step; waits for the outcome if `wait`. Otherwise as
+ * rs_control_switch. */
+rs_status rs_control_save(const char *job, bool wait, rs_control_progress progress, void *context,
+    char **reply) RS_MUST_CHECK;
+
 /* JOB/status.json with "running" added; free() it. RS_ERR_NOT_FOUND. */
 rs_status rs_control_status(const char *job, char **json) RS_MUST_CHECK;
 
 /* ---- the job's side, rank 0 ---- */
 
-typedef enum rs_control_kind { RS_CONTROL_SWITCH = 0, RS_CONTROL_STOP } rs_control_kind;
+typedef enum rs_control_kind {
+    RS_CONTROL_SWITCH = 0,
+    RS_CONTROL_STOP,
+    RS_CONTROL_SAVE
+} rs_control_kind;
 
 #define RS_CONTROL_NAME 192
 #define RS_CONTROL_LAYOUT 256

@@ -19,6 +19,7 @@
 #include "train/comm.h"
 #include "train/job.h"
 #include "train/kernels.h"
+#include "train/save.h"
 #include "train/signals.h"
 
 double rs_job_seconds(void)
@@ -68,7 +69,7 @@ static rs_status open_directory(rs_job *job)
 {
     rs_train_options copy = *job->options; /* shares its switches */
     if (!copy.supervised) {
-        RS_TRY(rs_control_claim(copy.job, &job->lock));
+        RS_TRY(rs_control_claim(copy.job, copy.resume != 0, &job->lock));
         RS_TRY(rs_train_options_save(&copy));
     }
     snprintf(job->id, sizeof job->id, "%s", copy.id);
@@ -96,9 +97,14 @@ static rs_status begin_layout(rs_job *job)
     RS_TRY(rs_layout_parse(job->options->layout, &layout));
     rs_layout_format(&layout, job->layout);
     RS_TRY(rs_state_init(job->space, &layout, job->rank, &job->state));
-    RS_TRY(rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false));
-    RS_TRY(rs_state_fill(&job->state, job->options->seed));
-    return job->state.arena != NULL ? rs_arena_commit(job->state.arena, 0) : RS_OK;
+    return rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false);
+}
+
+static rs_status begin_state(rs_job *job)
+{
+    RS_TRY(rs_resume_state(job));
+    RS_TRY(rs_saver_create(job, &job->saver));
+    return job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK;
 }
 
 static rs_status begin_trainer(rs_job *job)
@@ -128,6 +134,7 @@ static rs_status set_up(rs_job *job)
     RS_TRY(rs_job_check_room(job));
     RS_TRY(rs_job_report(job, "starting", "", true));
     RS_TRY(rs_job_agree(job, begin_layout(job)));
+    RS_TRY(rs_job_agree(job, begin_state(job)));
     layout = job->state.layout;
     rs_world_init(&job->world, &layout, job->comm);
     while (!rs_world_build(&job->world))
@@ -164,6 +171,7 @@ static rs_status remove_arenas(rs_job *job)
 static void close_job(rs_job *job)
 {
     rs_trainer_destroy(job->trainer);
+    rs_saver_destroy(job->saver);
     rs_state_fini(&job->state);
     rs_signals_end();
     rs_keeper_close(job->keeper);
@@ -205,6 +213,7 @@ static rs_status fail(rs_job *job, rs_status status)
 static rs_status finish(rs_job *job)
 {
     static const char *const states[] = {"finished", "stopped", "stopped"};
+    rs_saver_settle(job);
     RS_TRY(rs_job_agree(job, remove_arenas(job)));
     RS_TRY(rs_job_agree(job, rs_job_report(job, states[job->outcome], "", true)));
     if (job->rank == 0 && job->listener->end != NULL)

@@ -26,7 +26,9 @@ typedef enum rs_order_kind {
     RS_ORDER_PREPARE,  /* plan a switch, make room for it */
     RS_ORDER_SLICE,    /* build the next of its communicators */
     RS_ORDER_SWITCH,   /* do it, or give it up if some rank could not prepare */
-    RS_ORDER_STOP      /* end the job */
+    RS_ORDER_STOP,     /* end the job */
+    RS_ORDER_SAVE,     /* copy the state and begin to write it */
+    RS_ORDER_SAVED     /* collect what was written, commit it */
 } rs_order_kind;
 
 typedef struct rs_order {
@@ -62,6 +64,8 @@ typedef struct rs_next {
     int idle_ready;                /* idle ranks that have reported */
 } rs_next;
 
+typedef struct rs_saver rs_saver; /* save.h */
+
 typedef struct rs_job {
     const rs_train_options *options;
     const rs_train_listener *listener;
@@ -93,6 +97,7 @@ typedef struct rs_job {
     double step_seconds; /* of the last step */
 
     rs_next next;
+    rs_saver *saver;
     uint64_t *sums;    /* reduced words of the certificate of the state at step sums_step */
     int64_t sums_step; /* -1: none */
 

@@ -27,6 +27,7 @@
 #include "base/memory.h"
 #include "train/comm.h"
 #include "train/job.h"
+#include "train/save.h"
 #include "train/signals.h"
 
 #define TAG_ORDER 91
@@ -42,7 +43,8 @@
 typedef struct summary {
     double loss;
     double square;
-    int ready; /* prepared, or failed to */
+    int ready;   /* prepared, or failed to */
+    int written; /* what it saves */
     int signalled;
 } summary;
 
@@ -113,6 +115,12 @@ static rs_status take_requests(rs_job *job, rs_order *order)
     rs_control_request request;
     char text[RS_LAYOUT_TEXT];
     while (rs_control_poll(job->control, &request)) {
+        if (request.kind == RS_CONTROL_SAVE) {
+            bool waits = rs_saver_request(job->saver, request.name);
+            RS_TRY(rs_control_answer(job->control, request.name, waits ? "accepted" : "busy",
+                waits ? "the state is saved after this step" : "too many requests wait", NULL));
+            continue;
+        }
         if (request.kind == RS_CONTROL_STOP) {
             job->stop_asked = true;
             RS_TRY(rs_control_answer(
@@ -205,6 +213,14 @@ static rs_status decide(rs_job *job, bool ready, rs_order *order)
         order->kind = RS_ORDER_STOP;
         order->outcome = RS_TRAIN_FINISHED;
     }
+    /* What a save has to do comes first; what it displaces is decided anew. */
+    rs_order_kind save = order->kind == RS_ORDER_PREPARE
+                             ? RS_ORDER_NONE
+                             : rs_saver_decide(job, order->step, order->kind);
+    if (save != RS_ORDER_NONE) {
+        order->kind = save;
+        order->more = true;
+    }
     return RS_OK;
 }
 
@@ -269,16 +285,18 @@ static rs_status summarise(rs_job *job, const summary *mine, verdict *out)
     rs_comm_gather(job->world.all, 0, mine, sizeof *mine, all);
     rs_status status = RS_OK;
     if (job->rank == 0) {
-        bool ready = true;
+        bool ready = true, written = true;
         for (int r = 0; r < job->world.size; r++) {
             out->loss += all[r].loss;
             out->square += all[r].square;
             ready = ready && all[r].ready;
+            written = written && all[r].written;
             job->signalled = job->signalled || all[r].signalled;
         }
         free(all);
         out->loss /= (double)(job->options->global_batch * job->options->seq);
         out->order.step = job->step + 1;
+        rs_saver_all_written(job->saver, written);
         status = decide(job, ready, &out->order);
     }
     RS_TRY(status);
@@ -334,6 +352,7 @@ static rs_status train_step(rs_job *job, rs_order *order)
     if (job->next.pending)
         mine.ready = rs_switch_touch(job, TOUCH_SHARE * job->step_seconds);
     mine.signalled = rs_signals_caught();
+    mine.written = rs_saver_written(job->saver);
     RS_TRY(rs_trainer_gradients(job->trainer, step, &mine.loss, &mine.square));
     RS_TRY(inject_faults(job, step));
     RS_TRY(summarise(job, &mine, &v));
@@ -366,7 +385,13 @@ static rs_status obey(rs_job *job, const rs_order *order)
         rs_switch_slice(job);
         break;
     case RS_ORDER_SWITCH:
+        rs_saver_forget(job->saver);
         return rs_switch_run(job);
+    case RS_ORDER_SAVE:
+        rs_saver_begin(job);
+        break;
+    case RS_ORDER_SAVED:
+        return rs_saver_end(job);
     case RS_ORDER_STOP:
         if (job->next.pending)
             rs_switch_cancel(job);

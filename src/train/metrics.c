@@ -53,7 +53,8 @@ rs_status rs_metrics_open(const rs_train_options *options, rs_metrics **out)
     rs_text path = {0};
     rs_text_append(&path, "%s/metrics.jsonl", options->job);
     RS_TRY_GOTO(rs_text_take(&path, &m->path), fail);
-    m->fd = open(m->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    int fresh = options->resume == 0 ? O_EXCL : 0;
+    m->fd = open(m->path, O_WRONLY | O_CREAT | fresh | O_APPEND | O_CLOEXEC, 0666);
     if (m->fd < 0) {
         status = rs_error_errno(errno, "cannot create %s", m->path);
         goto fail;
@@ -132,6 +133,49 @@ rs_status rs_metrics_step(rs_metrics *m, const rs_train_step *step)
     rs_text_append(&text, "}");
     m->last = *step;
     return append(m, &text);
+}
+
+rs_status rs_metrics_line(rs_metrics *m, const char *json)
+{
+    rs_text text = {0};
+    rs_text_append(&text, "%s", json);
+    return append(m, &text);
+}
+
+/* The lines that stay, into `text`. */
+static rs_status keep_lines(FILE *file, int64_t step, rs_text *text)
+{
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
+    while ((n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n') {
+        json_t *root = json_loads(line, 0, NULL);
+        const json_t *number = json_object_get(root, "step");
+        if (json_is_integer(number) && json_integer_value(number) <= step)
+            rs_text_append(text, "%s", line);
+        json_decref(root);
+    }
+    free(line);
+    return text->status;
+}
+
+rs_status rs_metrics_cut(rs_metrics *m, int64_t step)
+{
+    rs_text text = {0};
+    FILE *file = fopen(m->path, "r");
+    if (file == NULL)
+        return rs_error_errno(errno, "cannot read %s", m->path);
+    rs_status status = keep_lines(file, step, &text);
+    fclose(file);
+    if (status == RS_OK)
+        status = rs_control_replace(
+            m->options->job, "metrics.jsonl", text.data != NULL ? text.data : "");
+    rs_text_fini(&text);
+    RS_TRY(status);
+    close(m->fd);
+    m->fd = open(m->path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    m->last.step = step;
+    return m->fd >= 0 ? RS_OK : rs_error_errno(errno, "cannot open %s", m->path);
 }
 
 static void put_words(rs_text *text, const char *key, const uint64_t *words, size_t count)

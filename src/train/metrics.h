@@ -11,12 +11,20 @@
 
 typedef struct rs_metrics rs_metrics;
 
-/* Creates JOB/metrics.jsonl. RS_ERR_EXISTS. The caller owns `*out`. */
+/* Creates JOB/metrics.jsonl (RS_ERR_EXISTS), or, for a job that goes on, opens it. The caller owns
+ * `*out`. */
 rs_status rs_metrics_open(const rs_train_options *options, rs_metrics **out) RS_MUST_CHECK;
 void rs_metrics_close(rs_metrics *metrics);
 
 /* Appends a step's line. */
 rs_status rs_metrics_step(rs_metrics *metrics, const rs_train_step *step) RS_MUST_CHECK;
+
+/* Appends an event's line, a JSON object. */
+rs_status rs_metrics_line(rs_metrics *metrics, const char *json) RS_MUST_CHECK;
+
+/* For a job that goes on after `step`: takes out the lines of later steps and events, and a last
+ * line that was cut off. */
+rs_status rs_metrics_cut(rs_metrics *metrics, int64_t step) RS_MUST_CHECK;
 
 /* The tests' view of a switch: a hash of every rank's memory before and after, and the state's
  * sums. */

@@ -57,6 +57,12 @@ static const member members[] = {
     {"tight", FLAG, AT(tight), 0},
     {"window", INTEGER, AT(window), 0},
     {"threads", SMALL, AT(threads), 0},
+    {"save_every", INTEGER, AT(save_every), 0},
+    {"save_minutes", REAL, AT(save_minutes), 0},
+    {"save_on_exit", FLAG, AT(save_on_exit), 0},
+    {"keep", INTEGER, AT(keep), 0},
+    {"resume", INTEGER, AT(resume), 0},
+    TEXT_AT("init", init),
     {"supervised", FLAG, AT(supervised), 0},
     {"fault_certificate_switch", INTEGER, AT(fault.certificate_switch), 0},
     {"fault_room_switch", INTEGER, AT(fault.room_switch), 0},
@@ -149,6 +155,9 @@ static rs_status check_numbers(const rs_train_options *options)
         {"ranks per node", options->ranks_per_node, 0, INT_MAX},
         {"window", options->window, 0, INT64_MAX / 4},
         {"threads", options->threads, 1, 4096},
+        {"save every", options->save_every, 0, INT64_MAX / 4},
+        {"keep", options->keep, 0, INT64_MAX / 4},
+        {"resume", options->resume, RS_TRAIN_NEWEST, INT64_MAX / 4},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].value < rows[i].least || rows[i].value > rows[i].most)

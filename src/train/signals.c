@@ -32,6 +32,7 @@ static struct {
     atomic_bool ended;
     struct sigaction old_term;
     struct sigaction old_int;
+    struct sigaction old_usr1;
 } watch;
 
 static void on_signal(int number)
@@ -77,6 +78,7 @@ rs_status rs_signals_begin(const char *job, const char *folder)
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, &watch.old_term);
     sigaction(SIGINT, &action, &watch.old_int);
+    sigaction(SIGUSR1, &action, &watch.old_usr1);
     watch.begun = true;
     return RS_OK;
 }
@@ -87,6 +89,7 @@ void rs_signals_end(void)
         return;
     sigaction(SIGTERM, &watch.old_term, NULL);
     sigaction(SIGINT, &watch.old_int, NULL);
+    sigaction(SIGUSR1, &watch.old_usr1, NULL);
     atomic_store(&watch.ended, true);
     sem_post(&watch.posted);
     pthread_join(watch.thread, NULL);

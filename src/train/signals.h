@@ -1,7 +1,7 @@
 /*
- * SIGTERM and SIGINT while a job runs: the step is finished first. Where it cannot be (a peer is
- * gone, and the launcher is about to kill this rank too), the job's arenas on this node are removed
- * all the same.
+ * SIGTERM, SIGUSR1 and SIGINT while a job runs: the step is finished first. Where it cannot be (a
+ * peer is gone, and the launcher is about to kill this rank too), the job's arenas on this node are
+ * removed all the same.
  */
 #ifndef RS_TRAIN_SIGNALS_H
 #define RS_TRAIN_SIGNALS_H

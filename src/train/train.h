@@ -23,6 +23,7 @@
 #include "reshard/status.h"
 
 #define RS_TRAIN_PATH 4096
+#define RS_TRAIN_NEWEST (-1)
 #define RS_TRAIN_ID 49 /* room for the job's identifier, see rs_keeper_open */
 
 typedef enum rs_train_transport {
@@ -73,8 +74,14 @@ typedef struct rs_train_options {
     int ranks_per_node; /* 0: by host */
     rs_train_transport transport;
     bool tight;
-    int64_t window;  /* bytes in flight in a move and its staging budget; 0: RS_MOVE_WINDOW */
-    int threads;     /* of a rank */
+    int64_t window;      /* bytes in flight in a move and its staging budget; 0: RS_MOVE_WINDOW */
+    int threads;         /* of a rank */
+    int64_t save_every;  /* steps; 0: not by steps */
+    double save_minutes; /* 0: not by time */
+    bool save_on_exit;   /* when it ends, for whatever reason, but for a failure */
+    int64_t keep;        /* checkpoints; 0: all */
+    int64_t resume;      /* go on from the checkpoint of this step; RS_TRAIN_NEWEST; 0: begin */
+    char init[RS_TRAIN_PATH]; /* checkpoint whose weights to begin with; "": made from the seed */
     bool supervised; /* another process has claimed the job directory and sweeps up at the end */
     rs_train_fault fault;
 } rs_train_options;

@@ -57,7 +57,7 @@ ends cliint 130 30 '^(stopped|terminated) after step [0-9]+'
 
 begin cliterm
 kill -TERM $job
-ends cliterm 143 30 '^(stopped|terminated) after step [0-9]+'
+ends cliterm 75 30 '^(stopped|terminated) after step [0-9]+'
 
 # Twice: at once, though a rank hangs.
 begin clihang

@@ -60,16 +60,16 @@ static void one_claim_at_a_time(void **state)
     rs_control_lock *first, *second;
     char owner[256], pid[32];
     assert_false(rs_control_is_claimed(folder, NULL));
-    assert_int_equal(rs_control_claim(folder, &first), RS_OK);
+    assert_int_equal(rs_control_claim(folder, false, &first), RS_OK);
     assert_true(rs_control_is_claimed(folder, owner));
     snprintf(pid, sizeof pid, "process %ld on host", (long)getpid());
     assert_non_null(strstr(owner, pid));
-    assert_int_equal(rs_control_claim(folder, &second), RS_ERR_EXISTS);
+    assert_int_equal(rs_control_claim(folder, false, &second), RS_ERR_EXISTS);
     assert_non_null(strstr(rs_error_message(), pid));
     assert_true(rs_control_is_claimed(folder, NULL)); /* asking and failing release nothing */
     rs_control_release(first);
     assert_false(rs_control_is_claimed(folder, NULL));
-    assert_int_equal(rs_control_claim(folder, &first), RS_OK);
+    assert_int_equal(rs_control_claim(folder, false, &first), RS_OK);
     rs_control_release(first);
 }
 
@@ -78,7 +78,7 @@ static void an_earlier_run_is_not_overwritten(void **state)
     (void)state;
     rs_control_lock *lock;
     assert_int_equal(rs_control_replace(folder, "metrics.jsonl", "{}\n"), RS_OK);
-    assert_int_equal(rs_control_claim(folder, &lock), RS_ERR_EXISTS);
+    assert_int_equal(rs_control_claim(folder, false, &lock), RS_ERR_EXISTS);
     assert_non_null(strstr(rs_error_message(), "earlier run"));
     assert_false(rs_control_is_claimed(folder, NULL));
     unlink(inside("metrics.jsonl"));
@@ -159,7 +159,7 @@ static void job_begin(job *j)
     atomic_init(&j->quit, false);
     atomic_init(&j->stopped, false);
     atomic_init(&j->seen, 0);
-    assert_int_equal(rs_control_claim(folder, &j->lock), RS_OK);
+    assert_int_equal(rs_control_claim(folder, false, &j->lock), RS_OK);
     unlink(inside("status.json"));
     assert_int_equal(pthread_create(&j->thread, NULL, job_run, j), 0);
     while (access(inside("status.json"), F_OK) != 0)
