@@ -20,8 +20,8 @@
 #include "train/update.h"
 
 #define WARM 2
-#define ROUNDS 4
-#define SPACING 48 /* steps between switches: half of them with a switch in preparation */
+#define ROUNDS 3
+#define SPACING 64 /* steps between switches: half of them with a switch in preparation */
 
 static char folder[64];
 static double *seconds, *busy;
@@ -189,7 +189,7 @@ static double mean(const double *values, int count)
     return sum / count;
 }
 
-/* Switch k is prepared in the second half of its steps (src/train/loop.c: 24 steps ahead). */
+/* Switch k is prepared in the second half of its steps (src/train/loop.c: 32 steps ahead). */
 static void ahead(rs_train_options *options, int rank)
 {
     double ratios[ROUNDS], shares[ROUNDS];

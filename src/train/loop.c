@@ -33,8 +33,8 @@
 #define TAG_ORDER 91
 #define TAG_REPORT 92
 
-#define AHEAD 24         /* steps before a scheduled switch at which its preparation begins */
-#define TOUCH_SHARE 0.03 /* of a step's time goes to touching memory ahead */
+#define AHEAD 32         /* steps before a scheduled switch at which its preparation begins */
+#define TOUCH_SHARE 0.02 /* of a step's time goes to touching memory ahead */
 #define IDLE_NAP 0.002   /* seconds between an idle rank's looks */
 #define IDLE_TOUCH 0.02  /* seconds of touching between two looks */
 #define SUPERVISOR 1.0   /* seconds between looks for the supervisor */
