@@ -48,7 +48,7 @@ typedef struct bench_thread {
     bench_job *job;
     void *context;
     int thread;
-    double processor;
+    double start, end, processor;
 } bench_thread;
 
 static inline double bench_thread_seconds(void)
@@ -63,14 +63,15 @@ static void *bench_thread_main(void *argument)
     bench_thread *t = argument;
     pthread_barrier_wait(t->barrier);
     double start = bench_thread_seconds();
+    t->start = bench_now();
     t->job(t->context, t->thread);
+    t->end = bench_now();
     t->processor = bench_thread_seconds() - start;
-    pthread_barrier_wait(t->barrier);
     return NULL;
 }
 
-/* Seconds from the start of a job to its end on the last thread; and the most processor time that a
- * thread took, which other processes on the machine disturb less. */
+/* Seconds from the start of a job on the first thread to its end on the last; and the most
+ * processor time that a thread took, which other processes on the machine disturb less. */
 typedef struct bench_time {
     double clock;
     double processor;
@@ -80,37 +81,32 @@ static inline bench_time bench_run(bench_job *job, void *context)
 {
     bench_thread threads[BENCH_THREADS];
     pthread_barrier_t barrier;
-    pthread_barrier_init(&barrier, NULL, BENCH_THREADS + 1);
+    pthread_barrier_init(&barrier, NULL, BENCH_THREADS);
     for (int k = 0; k < BENCH_THREADS; k++) {
         threads[k] =
             (bench_thread){.barrier = &barrier, .job = job, .context = context, .thread = k};
         if (pthread_create(&threads[k].id, NULL, bench_thread_main, &threads[k]) != 0)
             exit(77);
     }
-    pthread_barrier_wait(&barrier);
-    double start = bench_now();
-    pthread_barrier_wait(&barrier);
-    bench_time time = {.clock = bench_now() - start};
+    bench_time time = {0};
+    double start = 0;
+    double end = 0;
     for (int k = 0; k < BENCH_THREADS; k++) {
-        pthread_join(threads[k].id, NULL);
-        if (threads[k].processor > time.processor)
-            time.processor = threads[k].processor;
+        const bench_thread *t = &threads[k];
+        pthread_join(t->id, NULL);
+        start = k == 0 || t->start < start ? t->start : start;
+        end = t->end > end ? t->end : end;
+        time.processor = t->processor > time.processor ? t->processor : time.processor;
     }
+    time.clock = end - start;
     pthread_barrier_destroy(&barrier);
     return time;
 }
 
-static int bench_compare(const void *a, const void *b)
+static inline void bench_keep_best(bench_time *best, bench_time time)
 {
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static inline double bench_median(double *values, int count)
-{
-    qsort(values, (size_t)count, sizeof *values, bench_compare);
-    return values[count / 2];
+    best->clock = time.clock < best->clock ? time.clock : best->clock;
+    best->processor = time.processor < best->processor ? time.processor : best->processor;
 }
 
 #endif

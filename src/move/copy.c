@@ -12,9 +12,10 @@
  * every cache line is fetched once, and rows whose addresses share a cache set do not throw each
  * other out.
  *
- * The fused copy works in pieces of PIECE bytes: copy a piece, then sum it from the target. A piece
- * is small enough to be still in the first-level cache, and large enough to be worth a call; the
- * sum's arithmetic overlaps with the waits for the memory of the next piece.
+ * The fused copy works in pieces of PIECE bytes: copy a piece, ask for the source of the next one,
+ * sum the piece from the target. A piece is small enough to be still in the first-level cache, and
+ * large enough that its first lines have arrived when they are read back; the sum's arithmetic
+ * fills the wait for the next source.
  *
  * Invariants: every element of the box is written exactly once; the sum reads target memory only.
  * Cost: memory speed for runs of 256 bytes and more (bench/copy.c, bench/certificate.c).
@@ -30,6 +31,7 @@
 
 #define PIECE 4096      /* bytes copied before they are summed */
 #define TILE (16 << 10) /* bytes of a tile of the general fused walk */
+#define LINE 64         /* bytes of a cache line */
 #define BLOCK_SIDE 128  /* elements; a multiple of any square's side */
 #define SQUARE_BYTES 64 /* side of a transposed square */
 
@@ -134,6 +136,27 @@ static void transpose(size_t size, int64_t rows, int64_t columns, byte *to, int6
     }
 }
 
+/* Asks for what is copied next, to come while the sum is computed. It is asked into the
+ * second-level cache: the first has just enough room for a piece on both sides. */
+static inline void ask_for(const byte *from, int64_t stride, int64_t rows, int64_t bytes)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < bytes; k += LINE)
+            __builtin_prefetch(from + r * stride + k, 0, 2);
+}
+
+/* Copies `count` runs in groups of about a piece, asking for the next group ahead. */
+static void copy_groups(
+    int64_t run, int64_t count, byte *to, int64_t to_stride, const byte *from, int64_t from_stride)
+{
+    int64_t group = rs_max64(PIECE / run, 1);
+    for (int64_t k = 0; k < count; k += group) {
+        int64_t rows = rs_min64(group, count - k);
+        ask_for(from + (k + rows) * from_stride, from_stride, rows, run);
+        copy_rows(run, rows, to + k * to_stride, to_stride, from + k * from_stride, from_stride);
+    }
+}
+
 /* Takes dimension d out of the lattice, returning its extent and strides. */
 static int64_t take(rs_lattice *lattice, int d, int64_t *to_stride, int64_t *from_stride)
 {
@@ -197,7 +220,10 @@ static void copy_lattice(const rs_lattice *given, size_t element_size, byte *to,
     }
     int64_t count = last >= 0 ? take(&lattice, last, &to_inner, &from_inner) : 1;
     do
-        copy_rows(run, count, to + to_at, to_inner, from + from_at, from_inner);
+        if (run >= LINE && run < PIECE)
+            copy_groups(run, count, to + to_at, to_inner, from + from_at, from_inner);
+        else
+            copy_rows(run, count, to + to_at, to_inner, from + from_at, from_inner);
     while (step(&lattice, index, &to_at, &from_at));
 }
 
@@ -209,12 +235,15 @@ void rs_move_box(int ndim, const int64_t *extent, size_t element_size, void *to,
     copy_lattice(&lattice, element_size, to, from);
 }
 
-/* One long run, in pieces that end at multiples of PIECE of the canonical image. */
-static void long_run(rs_summer *summer, uint64_t at, byte *to, const byte *from, int64_t bytes)
+/* One long run, in pieces that end at multiples of PIECE of the canonical image; `next` is where
+ * the run after it begins. */
+static void long_run(
+    rs_summer *summer, uint64_t at, byte *to, const byte *from, int64_t bytes, const byte *next)
 {
     while (bytes > 0) {
         int64_t n = rs_min64(bytes, PIECE - (int64_t)(at % PIECE));
         memcpy(to, from, (size_t)n);
+        ask_for(bytes > n ? from + n : next, 0, 1, n);
         rs_summer_run(summer, at, to, (size_t)n);
         at += (uint64_t)n;
         to += n;
@@ -252,10 +281,11 @@ static void summed_rows(rs_summer *summer, rs_lattice *lattice, size_t element_s
             uint64_t place = image + (uint64_t)(k * stride[CANONICAL]);
             int64_t rows = rs_min64(group, count - k);
             if (run >= PIECE) {
-                long_run(summer, place, row, source, run);
+                long_run(summer, place, row, source, run, source + stride[FROM]);
                 continue;
             }
             copy_rows(run, rows, row, stride[TO], source, stride[FROM]);
+            ask_for(source + rows * stride[FROM], stride[FROM], rows, run);
             for (int64_t r = 0; r < rows; r++)
                 rs_summer_run(summer, place + (uint64_t)(r * stride[CANONICAL]),
                     row + r * stride[TO], (size_t)run);
