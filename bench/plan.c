@@ -29,19 +29,27 @@ typedef struct transition {
     const char *to;
     int ranks_per_node;
     bool quick;
+    bool plan_time;   /* that of one rank's plan is a figure */
+    bool totals_time; /* that of the whole cluster's totals is one */
 } transition;
 
-/* The first is the one whose time is a figure. */
 static const transition transitions[] = {
-    {"llama3-70b", "tp=8,pp=4,dp=4,zero=1", "tp=4,pp=4,dp=6,zero=1", 8, true},
-    {"llama3-70b", "tp=8,pp=4,dp=4,zero=1", "tp=4,pp=8,dp=4,zero=1", 8, false},
-    {"llama3-70b", "tp=8,pp=2,dp=4,zero=1", "tp=4,pp=4,dp=4,zero=1", 8, false},
-    {"llama3-70b", "tp=7,pp=3,dp=3,zero=1", "tp=5,pp=5,dp=2,zero=1", 8, false},
-    {"llama3-8b", "tp=4,pp=2,dp=4,zero=1", "tp=2,pp=2,dp=8", 8, false},
-    {"llama3-8b", "dp=16,zero=3", "tp=4,pp=2,dp=2,zero=1", 4, false},
-    {"qwen3-32b", "tp=8,pp=2,dp=8,zero=1", "tp=6,pp=3,dp=7,zero=1", 8, false},
-    {"llama3-70b", "tp=8,pp=8,dp=16,zero=1", "tp=8,pp=4,dp=32,zero=1", 8, true},
-    {"llama3-70b", "tp=8,pp=4,dp=32,zero=1", "tp=4,pp=8,dp=30,zero=1", 8, true},
+    {"llama3-70b", "tp=8,pp=4,dp=4,zero=1", "tp=4,pp=4,dp=6,zero=1", 8, true, true, false},
+    {"llama3-70b", "tp=8,pp=4,dp=4,zero=1", "tp=4,pp=8,dp=4,zero=1", 8, false, false, false},
+    {"llama3-70b", "tp=8,pp=2,dp=4,zero=1", "tp=4,pp=4,dp=4,zero=1", 8, false, false, false},
+    {"llama3-70b", "tp=7,pp=3,dp=3,zero=1", "tp=5,pp=5,dp=2,zero=1", 8, false, false, false},
+    {"llama3-8b", "tp=4,pp=2,dp=4,zero=1", "tp=2,pp=2,dp=8", 8, false, false, false},
+    {"llama3-8b", "dp=16,zero=3", "tp=4,pp=2,dp=2,zero=1", 4, false, false, false},
+    {"qwen3-32b", "tp=8,pp=2,dp=8,zero=1", "tp=6,pp=3,dp=7,zero=1", 8, false, false, false},
+    {"llama3-70b", "tp=8,pp=8,dp=16,zero=1", "tp=8,pp=4,dp=32,zero=1", 8, true, false, true},
+    {"llama3-70b", "tp=8,pp=4,dp=32,zero=1", "tp=4,pp=8,dp=30,zero=1", 8, true, false, true},
+    /* Experts: 94 layers over 8 and over 12 stages, 128 to 96 ranks. */
+    {"qwen3-235b-a22b", "tp=4,pp=8,dp=4,ep=8,etp=1,zero=1", "tp=2,pp=12,dp=4,ep=8,etp=1,zero=1", 8,
+        true, true, true},
+    /* 256 experts, 62 layers: to another mesh of the attention; to two nodes fewer a stage. */
+    {"deepseek-v3", "pp=16,dp=128,ep=64,zero=1", "tp=2,pp=16,dp=64,ep=64,etp=1,zero=1", 8, true,
+        true, true},
+    {"deepseek-v3", "pp=16,dp=128,ep=64,zero=1", "pp=16,dp=126,ep=63,zero=1", 8, false, true, true},
 };
 
 enum { TRANSITIONS = sizeof transitions / sizeof *transitions };
@@ -185,26 +193,30 @@ static result run(const transition *t)
 int main(int argc, char **argv)
 {
     bool quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
-    result first = {0};
+    double median = 0;
+    double worst = 0;
     double slowest = 0;
     double moved = 0;
     double busiest = 0;
     for (int i = 0; i < TRANSITIONS; i++) {
-        if (quick && !transitions[i].quick)
+        const transition *t = &transitions[i];
+        if (quick && !t->quick)
             continue;
-        result found = run(&transitions[i]);
-        if (i == 0)
-            first = found;
-        if (found.world >= 1024 && found.totals > slowest)
+        result found = run(t);
+        if (t->plan_time && found.median > median)
+            median = found.median;
+        if (t->plan_time && found.worst > worst)
+            worst = found.worst;
+        if (t->totals_time && found.totals > slowest)
             slowest = found.totals;
         moved = found.moved > moved ? found.moved : moved;
         busiest = found.busiest > busiest ? found.busiest : busiest;
     }
-    printf("figure: plan of one rank, median ms %.2f (wanted: < 20)\n", first.median * 1e3);
-    printf("figure: plan of one rank, worst ms %.2f (wanted: < 20)\n", first.worst * 1e3);
-    printf("figure: totals of 1024 ranks, s %.2f (wanted: < 10)\n", slowest);
+    printf("figure: plan of one rank, median ms %.2f (wanted: < 20)\n", median * 1e3);
+    printf("figure: plan of one rank, worst ms %.2f (wanted: < 20)\n", worst * 1e3);
+    printf("figure: totals of the cluster, s %.2f (wanted: < 10)\n", slowest);
     printf("figure: bytes moved / minimum %.4f (wanted: 1)\n", moved);
     printf("figure: busiest rank / bound %.4f (wanted: <= 1.05)\n", busiest);
-    bool good = first.median < 0.02 && slowest < 10 && moved == 1 && busiest <= 1.05;
+    bool good = worst < 0.02 && slowest < 10 && moved == 1 && busiest <= 1.05;
     return good ? 0 : 1;
 }
