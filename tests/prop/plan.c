@@ -1,7 +1,10 @@
 /*
  * Random spaces, placements, nodes and chunk sizes against the plain checks.
  *
- *     prop_plan [--seed S] [--cases N] [--verbose]
+ *     prop_plan [--layouts] [--seed S] [--cases N] [--verbose]
+ *
+ * With --layouts every case is a model that goes from one layout to another, of any axes; without,
+ * one placement or both may be listed shard by shard.
  *
  * Case i of a run uses seed S + i, so a case that failed is run again with --seed <its seed>
  * --cases 1. In each case the space is small enough to be counted element by element. Checked are:
@@ -57,11 +60,31 @@ static bool chance(int percent)
 
 static uint64_t case_seed;
 
+/* Axes of layouts, apart from tp, pp and dp. */
+enum {
+    AXIS_CP,
+    AXIS_EP,
+    AXIS_ETP,
+    AXIS_COPIES,
+    AXIS_VPP,
+    AXIS_STAGES,
+    AXIS_SHARD,
+    AXIS_PARAM,
+    AXIS_DIM0,
+    AXIS_ZERO3,
+    AXES
+};
+static const char *const axis_names[AXES] = {"cp", "ep", "etp", "experts on several ranks", "vpp",
+    "stages", "shard", "zero_cut=param", "zero_cut=dim0", "zero=3"};
+
+static bool layouts_only;
+
 /* In how many cases each thing occurred; a run of 1,000 cases has all of them. */
 static struct occurred {
-    long remote; /* bytes between nodes */
-    long node;   /* inside a node */
-    long self;   /* within a rank */
+    long axes[AXES]; /* layouts, not cases */
+    long remote;     /* bytes between nodes */
+    long node;       /* inside a node */
+    long self;       /* within a rank */
     long adopted;
     long missing;  /* refused: nobody holds an element */
     long odd;      /* a piece that is no box */
@@ -151,9 +174,28 @@ static bool make_exceptions(rs_space *space)
 
 /* ---- placements ---- */
 
+/* Counts the axes that a layout has. */
+static void note_axes(const rs_space *space, const rs_layout *l)
+{
+    int64_t experts = rs_space_expert_count(space);
+    const bool has[AXES] = {[AXIS_CP] = l->cp > 1,
+        [AXIS_EP] = experts > 1 && l->ep > 1,
+        [AXIS_ETP] = experts > 0 && rs_layout_etp(l) != l->tp,
+        [AXIS_COPIES] = experts > 0 && l->ep > experts,
+        [AXIS_VPP] = l->vpp > 1,
+        [AXIS_STAGES] = l->stage_count > 0,
+        [AXIS_SHARD] = l->zero > 0 && l->shard > 0,
+        [AXIS_PARAM] = l->zero > 0 && l->zero_cut == RS_CUT_PARAM,
+        [AXIS_DIM0] = l->zero > 0 && l->zero_cut == RS_CUT_DIM0,
+        [AXIS_ZERO3] = l->zero == 3};
+    for (int i = 0; i < AXES; i++)
+        occurred.axes[i] += has[i];
+}
+
 static bool make_layout(const rs_space *space, rs_placement **out)
 {
     rs_layout layout = random_layout(&state, WORLD, rs_space_layer_count(space));
+    note_axes(space, &layout);
     NEED(rs_layout_placement(space, &layout, out));
     return true;
 }
@@ -295,14 +337,15 @@ static bool make_trial(trial *t)
     NEED(rs_space_create(&t->space));
     if (!make_roles(t->space))
         return false;
-    bool model = chance(50);
+    bool model = layouts_only || chance(50);
     if (model)
         random_model(&state, t->space, true);
     else if (!make_free_space(t->space))
         return false;
     if (chance(40) && !make_exceptions(t->space))
         return false;
-    bool lists[2] = {!model || chance(20), !model || chance(20)};
+    bool lists[2] = {
+        !model || (!layouts_only && chance(20)), !model || (!layouts_only && chance(20))};
     int holders[2] = {1 + below(WORLD), 1 + below(WORLD)};
     t->holes = lists[0] && chance(8);
     for (int side = 0; side < 2; side++)
@@ -693,6 +736,26 @@ static bool run_case(const trial *t)
     return good;
 }
 
+/* Says what occurred; whether all of it did. */
+static bool report(void)
+{
+    printf(
+        "cases with listed placements %ld, layouts %ld, bytes between nodes %ld, inside a node "
+        "%ld, within a rank %ld, adopted %ld, refused %ld, pieces that are no box %ld, bound met "
+        "to 5%% %ld\nlayouts with",
+        occurred.list, occurred.layout, occurred.remote, occurred.node, occurred.self,
+        occurred.adopted, occurred.missing, occurred.odd, occurred.rounding);
+    bool all = occurred.layout > 0 && occurred.remote > 0 && occurred.node > 0 &&
+               occurred.self > 0 && occurred.adopted > 0 && occurred.rounding > 0 &&
+               (layouts_only || (occurred.list > 0 && occurred.missing > 0 && occurred.odd > 0));
+    for (int i = 0; i < AXES; i++) {
+        printf("%s %s %ld", i > 0 ? "," : "", axis_names[i], occurred.axes[i]);
+        all = all && occurred.axes[i] > 0;
+    }
+    printf("\n");
+    return all;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t seed = 1;
@@ -705,8 +768,10 @@ int main(int argc, char **argv)
             cases = strtol(argv[++i], NULL, 10);
         else if (strcmp(argv[i], "--verbose") == 0)
             verbose = true;
+        else if (strcmp(argv[i], "--layouts") == 0)
+            layouts_only = true;
         else {
-            printf("usage: prop_plan [--seed S] [--cases N] [--verbose]\n");
+            printf("usage: prop_plan [--layouts] [--seed S] [--cases N] [--verbose]\n");
             return 2;
         }
     }
@@ -721,20 +786,13 @@ int main(int argc, char **argv)
         bool good = make_trial(&t) && run_case(&t);
         free_trial(&t);
         if (!good) {
-            printf("run it again: prop_plan --seed %" PRIu64 " --cases 1\n", case_seed);
+            printf("run it again: prop_plan%s --seed %" PRIu64 " --cases 1\n",
+                layouts_only ? " --layouts" : "", case_seed);
             return 1;
         }
     }
-    printf(
-        "all good, %.1f s; cases with listed placements %ld, layouts %ld, bytes between nodes %ld, "
-        "inside a node %ld, within a rank %ld, adopted %ld, refused %ld, pieces that are no box "
-        "%ld, bound met to 5%% %ld\n",
-        (double)(clock() - start) / CLOCKS_PER_SEC, occurred.list, occurred.layout, occurred.remote,
-        occurred.node, occurred.self, occurred.adopted, occurred.missing, occurred.odd,
-        occurred.rounding);
-    bool all = occurred.list > 0 && occurred.layout > 0 && occurred.remote > 0 &&
-               occurred.node > 0 && occurred.self > 0 && occurred.adopted > 0 &&
-               occurred.missing > 0 && occurred.odd > 0 && occurred.rounding > 0;
+    printf("all good, %.1f s\n", (double)(clock() - start) / CLOCKS_PER_SEC);
+    bool all = report();
     if (cases >= 1000 && !all) {
         printf("something never occurred\n");
         return 1;
