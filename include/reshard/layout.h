@@ -125,8 +125,10 @@ int rs_layout_world(const rs_layout *layout);
 int rs_layout_etp(const rs_layout *layout);
 int rs_layout_edp(const rs_layout *layout);
 
-/* How many ranks share what ZeRO cuts: of the dense tensors, or of the experts. */
+/* How many ranks share what ZeRO cuts, of the dense tensors or of the experts, and which of them a
+ * rank is. */
 int rs_layout_shard_group(const rs_layout *layout, bool experts);
+int rs_layout_shard_member(const rs_layout *layout, bool experts, int rank);
 
 rs_coords rs_layout_coords(const rs_layout *layout, int rank);
 

@@ -24,7 +24,7 @@ typedef struct layout_args {
 
 static const cli_option options[] = {
     {CLI_ARGUMENT, "LAYOUT", .target = offsetof(layout_args, layout),
-        .help = "a layout, as key=value,...: tp, pp, dp, zero, order"},
+        .help = "a layout, as key=value,...: tp, pp, dp, cp, ep, zero, ..."},
     {CLI_TEXT, "model", "M", "preset name, config.json, or a folder that holds one",
         .target = offsetof(layout_args, model), .required = true},
     {CLI_CHOICE, "dtype", "D", "type of the parameters; auto: what the model states, else fp32",
@@ -42,16 +42,44 @@ typedef struct axis_range {
     int64_t begin, end, of;
 } axis_range;
 
-static axis_range range_on(const rs_space *space, const rs_layout *layout, int tp, rs_axis axis)
+static bool has_experts(const rs_tensor *tensor)
+{
+    for (int d = 0; d < tensor->ndim; d++)
+        if (tensor->axis[d] == RS_AXIS_EXPERT)
+            return true;
+    return false;
+}
+
+/* What stands in the table: an axis of the tensors with experts, or of those without. */
+static const struct {
+    const char *name;
+    rs_axis axis;
+    bool experts;
+} axes[] = {
+    {"heads", RS_AXIS_Q_HEAD, false},
+    {"kv heads", RS_AXIS_KV_HEAD, false},
+    {"ffn rows", RS_AXIS_FFN, false},
+    {"vocab rows", RS_AXIS_VOCAB, false},
+    {"experts", RS_AXIS_EXPERT, true},
+    {"expert rows", RS_AXIS_FFN, true},
+};
+
+enum { AXES = sizeof axes / sizeof *axes };
+
+static axis_range range_on(const rs_space *space, const rs_layout *layout, rs_coords c, int which)
 {
     for (int t = 0; t < rs_space_tensor_count(space); t++) {
         const rs_tensor *tensor = rs_space_tensor(space, t);
         for (int d = 0; d < tensor->ndim; d++) {
-            if (tensor->axis[d] != axis)
+            if (tensor->axis[d] != axes[which].axis || has_experts(tensor) != axes[which].experts)
                 continue;
             int64_t unit = tensor->unit[d] > 0 ? tensor->unit[d] : 1;
             axis_range r = {.exists = true, .of = tensor->shape[d] / unit};
-            rs_layout_tp_range(layout, tensor, d, tp, &r.begin, &r.end);
+            if (axes[which].axis == RS_AXIS_EXPERT)
+                rs_layout_ep_range(layout, tensor, d, c.ep, &r.begin, &r.end);
+            else
+                rs_layout_tp_range(
+                    layout, tensor, d, axes[which].experts ? c.etp : c.tp, &r.begin, &r.end);
             r.begin /= unit;
             r.end /= unit;
             return r;
@@ -60,23 +88,12 @@ static axis_range range_on(const rs_space *space, const rs_layout *layout, int t
     return (axis_range){0};
 }
 
-static const struct {
-    const char *name;
-    rs_axis axis;
-} axes[] = {
-    {"heads", RS_AXIS_Q_HEAD},
-    {"kv heads", RS_AXIS_KV_HEAD},
-    {"ffn rows", RS_AXIS_FFN},
-    {"vocab rows", RS_AXIS_VOCAB},
-};
-
-enum { AXES = sizeof axes / sizeof *axes };
-
-static axis_range layers_of(const rs_space *space, const rs_layout *layout, int stage)
+/* The layers of chunk `v` of a pipeline rank. */
+static axis_range layers_of(const rs_space *space, const rs_layout *layout, int stage, int v)
 {
     axis_range r = {.of = rs_space_layer_count(space)};
     r.exists = r.of > 0;
-    rs_layout_stage_layers(layout, r.of, stage, &r.begin, &r.end);
+    rs_layout_stage_layers(layout, r.of, v * layout->pp + stage, &r.begin, &r.end);
     return r;
 }
 
@@ -93,43 +110,78 @@ static char *range_text(axis_range r, char *text, size_t size)
     return text;
 }
 
-static void print_world(const subject *s, const rs_layout *layout)
+/* "0-3", or "0-1,4-5" with chunks. */
+static char *layers_text(
+    const rs_space *space, const rs_layout *layout, int stage, char *text, size_t size)
 {
-    printf("\n%6s %4s %4s %4s  %-9s", "rank", "tp", "pp", "dp", "layers");
+    size_t used = 0;
+    for (int v = 0; v < layout->vpp && used + 1 < size; v++) {
+        char one[48];
+        int length = snprintf(text + used, size - used, "%s%s", v > 0 ? "," : "",
+            range_text(layers_of(space, layout, stage, v), one, sizeof one));
+        used += (size_t)length < size - used ? (size_t)length : size - used - 1;
+    }
+    return text;
+}
+
+/* Whether some rank has the axis, and so a column of the table. */
+static bool has_axis(const rs_space *space, const rs_layout *layout, int which)
+{
+    return !axes[which].experts || range_on(space, layout, (rs_coords){0}, which).exists;
+}
+
+static void print_world(const subject *s, const rs_layout *layout, const rs_placement *placement)
+{
+    bool experts = rs_space_expert_count(s->space) > 0;
+    printf("\n%6s %4s %4s %4s", "rank", "tp", "pp", "dp");
+    if (layout->cp > 1)
+        printf(" %4s", "cp");
+    if (experts)
+        printf(" %4s %4s %4s", "etp", "ep", "edp");
+    printf("  %-9s", "layers");
     for (int a = 0; a < AXES; a++)
-        printf(" %-13s", axes[a].name);
+        if (has_axis(s->space, layout, a))
+            printf(" %-13s", axes[a].name);
     printf(" %12s\n", "state");
     for (int rank = 0; rank < rs_layout_world(layout); rank++) {
         rs_coords c = rs_layout_coords(layout, rank);
-        char text[64];
-        printf("%6d %4d %4d %4d  %-9s", rank, c.tp, c.pp, c.dp,
-            range_text(layers_of(s->space, layout, c.pp), text, sizeof text));
+        char text[128];
+        printf("%6d %4d %4d %4d", rank, c.tp, c.pp, c.dp);
+        if (layout->cp > 1)
+            printf(" %4d", c.cp);
+        if (experts)
+            printf(" %4d %4d %4d", c.etp, c.ep, c.edp);
+        printf("  %-9s", layers_text(s->space, layout, c.pp, text, sizeof text));
         for (int a = 0; a < AXES; a++)
-            printf(" %-13s",
-                range_text(range_on(s->space, layout, c.tp, axes[a].axis), text, sizeof text));
+            if (has_axis(s->space, layout, a))
+                printf(" %-13s", range_text(range_on(s->space, layout, c, a), text, sizeof text));
         char bytes[RS_HUMAN];
-        printf(" %12s\n", rs_human_bytes(subject_rank_state(s, layout, rank, -1), bytes));
+        printf(" %12s\n", rs_human_bytes(subject_rank_state(placement, rank, -1), bytes));
     }
 }
 
-static void print_rank(
-    const subject *s, const rs_layout *layout, int rank, const rs_shard_list *shards)
+static void print_rank(const subject *s, const rs_layout *layout, const rs_placement *placement,
+    int rank, const rs_shard_list *shards)
 {
     rs_coords c = rs_layout_coords(layout, rank);
     char text[128], bytes[RS_HUMAN];
-    printf("rank    %d: tp %d, pp %d, dp %d\n", rank, c.tp, c.pp, c.dp);
-    axis_range layers = layers_of(s->space, layout, c.pp);
-    printf("has     layers %s of %" PRId64, range_text(layers, text, sizeof text), layers.of);
+    printf("rank    %d: tp %d, pp %d, dp %d", rank, c.tp, c.pp, c.dp);
+    if (layout->cp > 1)
+        printf(", cp %d", c.cp);
+    if (rs_space_expert_count(s->space) > 0)
+        printf("; experts: etp %d, ep %d, edp %d", c.etp, c.ep, c.edp);
+    printf("\nhas     layers %s of %" PRId64,
+        layers_text(s->space, layout, c.pp, text, sizeof text), rs_space_layer_count(s->space));
     for (int a = 0; a < AXES; a++) {
-        axis_range r = range_on(s->space, layout, c.tp, axes[a].axis);
+        axis_range r = range_on(s->space, layout, c, a);
         if (r.exists)
             printf(", %s %s of %" PRId64, axes[a].name, range_text(r, text, sizeof text), r.of);
     }
     printf("\nstate   %s in %zu shards:",
-        rs_human_bytes(subject_rank_state(s, layout, rank, -1), bytes), shards->count);
+        rs_human_bytes(subject_rank_state(placement, rank, -1), bytes), shards->count);
     for (int role = 0; role < rs_space_role_count(s->space); role++)
         printf("%s %s %s", role > 0 ? "," : "", rs_space_role(s->space, role)->name,
-            rs_human_bytes(subject_rank_state(s, layout, rank, role), bytes));
+            rs_human_bytes(subject_rank_state(placement, rank, role), bytes));
     printf("\n\n%-11s %-28s %-30s %8s %12s %12s\n", "role", "tensor", "box", "segment", "offset",
         "bytes");
     for (size_t i = 0; i < shards->count; i++) {
@@ -158,24 +210,31 @@ static json_t *box_json(const rs_box *box)
     return dims;
 }
 
-static json_t *rank_json(const subject *s, const rs_layout *layout, int rank)
+static json_t *rank_json(
+    const subject *s, const rs_layout *layout, const rs_placement *placement, int rank)
 {
     rs_coords c = rs_layout_coords(layout, rank);
     json_t *roles = json_object();
     for (int role = 0; role < rs_space_role_count(s->space); role++)
         json_object_set_new(roles, rs_space_role(s->space, role)->name,
-            json_integer(subject_rank_state(s, layout, rank, role)));
-    json_t *out = json_pack("{s:i, s:i, s:i, s:i, s:o}", "rank", rank, "tp", c.tp, "pp", c.pp, "dp",
-        c.dp, "layers", range_json(layers_of(s->space, layout, c.pp)));
+            json_integer(subject_rank_state(placement, rank, role)));
+    json_t *out = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "rank", rank, "tp", c.tp,
+        "pp", c.pp, "dp", c.dp, "cp", c.cp, "etp", c.etp, "ep", c.ep, "edp", c.edp);
+    /* With chunks, a rank's layers are no one range. */
+    json_t *chunks = json_array();
+    for (int v = 0; v < layout->vpp; v++)
+        json_array_append_new(chunks, range_json(layers_of(s->space, layout, c.pp, v)));
+    json_object_set(out, "layers", layout->vpp == 1 ? json_array_get(chunks, 0) : json_null());
+    json_object_set_new(out, "chunks", chunks);
     for (int a = 0; a < AXES; a++) {
         char key[32];
         snprintf(key, sizeof key, "%s", axes[a].name);
         for (char *p = strchr(key, ' '); p != NULL; p = strchr(p, ' '))
             *p = '_';
-        json_object_set_new(out, key, range_json(range_on(s->space, layout, c.tp, axes[a].axis)));
+        json_object_set_new(out, key, range_json(range_on(s->space, layout, c, a)));
     }
     json_object_set_new(out, "state_bytes", roles);
-    json_object_set_new(out, "total_bytes", json_integer(subject_rank_state(s, layout, rank, -1)));
+    json_object_set_new(out, "total_bytes", json_integer(subject_rank_state(placement, rank, -1)));
     return out;
 }
 
@@ -204,7 +263,7 @@ static int show_json(const cli_command *command, const subject *s, const rs_layo
     for (int rank = 0; rank < rs_layout_world(layout); rank++) {
         if (only >= 0 && rank != only)
             continue;
-        json_t *one = rank_json(s, layout, rank);
+        json_t *one = rank_json(s, layout, placement, rank);
         if (only >= 0)
             json_object_set_new(one, "shards", shards_json(s, shards));
         json_array_append_new(ranks, one);
@@ -236,9 +295,9 @@ static int show(
         printf("layout  %s: %s\n", rs_layout_format(layout, text),
             rs_layout_describe(layout, meaning));
         if (args->rank >= 0)
-            print_rank(s, layout, (int)args->rank, &shards);
+            print_rank(s, layout, placement, (int)args->rank, &shards);
         else
-            print_world(s, layout);
+            print_world(s, layout, placement);
     }
     rs_shard_list_fini(&shards);
     rs_placement_destroy(placement);
@@ -265,8 +324,8 @@ const cli_command cmd_layout = {
     .name = "layout",
     .summary = "show what a layout gives to each rank",
     .text = "Lists every rank's place on the mesh and what it has of the model: layers, heads,\n"
-            "feed-forward and vocabulary rows, bytes of training state. With --rank, lists that\n"
-            "rank's shards: the box of each tensor and role, and where its bytes lie.",
+            "rows, experts, bytes of training state. With --rank, lists that rank's shards: the\n"
+            "box of each tensor and role, and where its bytes lie.",
     .example = "  reshard layout tp=2,pp=2,dp=2,zero=1 --model llama-tiny\n"
                "  reshard layout tp=8,pp=4,dp=4,zero=1 --model llama3-70b --rank 17",
     .options = options,

@@ -3,7 +3,9 @@
  * the model, from the embedding through the layers to the head.
  *
  * Within a block left to right is the tensor-parallel cut: a rank that has slice t of T fills that
- * part of the column, in the slice's colour. The upper band of a row is the parameters, the lower
+ * part of the column, in the slice's colour. A layer with experts has two columns: the left one is
+ * what every token passes through, the right one the experts, left to right the first to the last,
+ * and each cut over etp. The upper band of a row is the parameters, the lower
  * and darker one the optimizer state: under ZeRO it is the part of the slice that this rank keeps.
  * Pipeline stages show as a staircase, data-parallel replicas as rows that look alike but for their
  * lower bands.
@@ -29,7 +31,9 @@ typedef struct panel {
     const picture *p;
     const rs_layout *layout;
     const rs_space *space;
-    int world, group, rows, blocks;
+    int world, group, rows;
+    int blocks;                     /* columns: of one mesh */
+    bool *split;                    /* of each column: it has experts */
     int model_role, optimizer_role; /* -1: the space has none */
     double row, column;
 } panel;
@@ -67,7 +71,7 @@ static panel make_panel(const picture *p, const rs_layout *layout)
     a.world = rs_layout_world(layout);
     a.group = picture_group(p, a.world, MAX_ROWS);
     a.rows = (a.world + a.group - 1) / a.group;
-    a.blocks = rs_layout_block_count(a.space);
+    a.blocks = (int)rs_space_layer_count(a.space) + 2;
     a.model_role = find_role(a.space, RS_ROLE_MODEL);
     a.optimizer_role = find_role(a.space, RS_ROLE_OPTIMIZER);
     a.row = fmin(34, fmax(13, 360.0 / a.rows));
@@ -81,71 +85,126 @@ double picture_holders_height(const picture *p, const rs_layout *layout)
     return HEAD + a.rows * a.row + 20;
 }
 
+static bool is_expert(const rs_tensor *tensor)
+{
+    for (int d = 0; d < tensor->ndim; d++)
+        if (tensor->axis[d] == RS_AXIS_EXPERT)
+            return true;
+    return false;
+}
+
 /* Whether a tensor, or a layer of it, stands in a block, as layouts number them: the tied embedding
  * stands at both ends where these are different stages. */
 static bool in_block(const panel *a, const rs_tensor *tensor, int block)
 {
     bool first = block == 0, last = block == a->blocks - 1;
     if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER)
-        return !first && !last;
+        return block > tensor->layer_first && block <= tensor->layer_first + tensor->shape[0];
     if (tensor->stage == RS_STAGE_FIRST_AND_LAST)
         return first || (last && a->layout->pp > 1);
     return tensor->stage == RS_STAGE_LAST ? last : first;
 }
 
-/* Where slice `tp` of a block lies: taken from the block's largest tensor. */
-static span slice_of(const panel *a, int block, int tp)
+static void find_split(panel *a)
+{
+    for (int t = 0; t < rs_space_tensor_count(a->space); t++)
+        for (int block = 0; block < a->blocks; block++) {
+            const rs_tensor *tensor = rs_space_tensor(a->space, t);
+            a->split[block] = a->split[block] || (is_expert(tensor) && in_block(a, tensor, block));
+        }
+}
+
+/* The part `inner`, 0..1, of what is within `outer`. */
+static span within(span outer, double begin, double end)
+{
+    double width = outer.end - outer.begin;
+    return (span){outer.begin + width * begin, outer.begin + width * end};
+}
+
+/* Where a slice of a block lies within its column: taken from the block's largest tensor. */
+static span slice_of(const panel *a, bool experts, int block, rs_coords c)
 {
     int64_t largest = -1;
-    span s = {0, 1};
+    span column = !a->split[block] ? (span){0, 1} : experts ? (span){0.36, 1} : (span){0, 0.32};
+    span s = column;
     for (int t = 0; t < rs_space_tensor_count(a->space); t++) {
         const rs_tensor *tensor = rs_space_tensor(a->space, t);
         rs_box box = rs_box_whole(tensor->ndim, tensor->shape);
-        if (!in_block(a, tensor, block) || rs_box_volume(&box) <= largest)
+        if (is_expert(tensor) != experts || !in_block(a, tensor, block) ||
+            rs_box_volume(&box) <= largest)
             continue;
         largest = rs_box_volume(&box);
-        s = (span){0, 1};
+        s = column;
         for (int d = 0; d < tensor->ndim; d++) {
             int64_t begin, end;
-            rs_layout_tp_range(a->layout, tensor, d, tp, &begin, &end);
+            double of = (double)tensor->shape[d];
+            if (tensor->axis[d] == RS_AXIS_EXPERT)
+                rs_layout_ep_range(a->layout, tensor, d, c.ep, &begin, &end);
+            else
+                rs_layout_tp_range(a->layout, tensor, d, experts ? c.etp : c.tp, &begin, &end);
             if (tensor->axis[d] != RS_AXIS_LAYER && end - begin < tensor->shape[d])
-                s = (span){(double)begin / (double)tensor->shape[d],
-                    (double)end / (double)tensor->shape[d]};
+                s = within(s, (double)begin / of, (double)end / of);
         }
     }
     return s;
 }
 
-/* The part of the block's column whose elements of `role` the rank keeps. */
-static bool span_of(const panel *a, int rank, int block, int role, span slice, span *out)
+/* The part of a block's column that the rank keeps of a role. */
+static bool span_of(
+    const panel *a, bool experts, int rank, int block, int role, span slice, span *out)
 {
     int64_t block_begin, block_end, begin, end;
-    rs_layout_block_range(a->space, a->layout, rank, block, &block_begin, &block_end);
-    rs_layout_flat_range(a->space, a->layout, rank, role, &begin, &end);
+    int number = experts ? rs_layout_expert_block(a->space, block) : block;
+    rs_layout_block_range(a->space, a->layout, rank, number, &block_begin, &block_end);
+    if (block_begin == block_end)
+        return false;
+    bool sharded = a->layout->zero > (role == a->model_role ? 2 : 0);
+    if (sharded && a->layout->zero_cut != RS_CUT_CONCAT) {
+        double group = rs_layout_shard_group(a->layout, experts);
+        double member = rs_layout_shard_member(a->layout, experts, rank);
+        *out = within(slice, member / group, (member + 1) / group);
+        return true;
+    }
+    if (experts)
+        rs_layout_expert_flat_range(a->space, a->layout, rank, role, &begin, &end);
+    else
+        rs_layout_flat_range(a->space, a->layout, rank, role, &begin, &end);
     begin = begin > block_begin ? begin : block_begin;
     end = end < block_end ? end : block_end;
     if (begin >= end)
         return false;
-    double length = (double)(block_end - block_begin), width = slice.end - slice.begin;
-    out->begin = slice.begin + width * (double)(begin - block_begin) / length;
-    out->end = slice.begin + width * (double)(end - block_begin) / length;
+    double length = (double)(block_end - block_begin);
+    *out =
+        within(slice, (double)(begin - block_begin) / length, (double)(end - block_begin) / length);
     return true;
 }
 
-/* One band (parameters or optimizer state) of all rows, for one tp slice: one path of one colour.
- */
-static void draw_band(svg *s, const panel *a, int tp, int role, bool dark, const span *slices)
+/* Slices of a mesh, and which one a rank has. */
+static int slice_count(const panel *a, bool experts)
+{
+    return experts ? rs_layout_etp(a->layout) * a->layout->ep : a->layout->tp;
+}
+
+static int slice_number(const panel *a, bool experts, rs_coords c)
+{
+    return experts ? c.etp + c.ep * rs_layout_etp(a->layout) : c.tp;
+}
+
+/* One band (parameters or optimizer state) of all rows, for one slice: one path of one colour. */
+static void draw_band(
+    svg *s, const panel *a, bool experts, int slice, int role, bool dark, const span *slices)
 {
     char colour[SVG_COLOUR];
     double top = dark ? 0.64 : 0.08, height = dark ? 0.30 : 0.52;
-    svg_path_begin(s, picture_slice_colour(tp, a->layout->tp, dark, colour));
+    svg_path_begin(s, picture_slice_colour(slice, slice_count(a, experts), dark, colour));
     for (int block = 0; block < a->blocks; block++) {
         span last = {-1, -1};
         int last_row = -1;
         for (int rank = 0; rank < a->world; rank++) {
             span x;
-            if (rs_layout_coords(a->layout, rank).tp != tp ||
-                !span_of(a, rank, block, role, slices[block], &x))
+            rs_coords c = rs_layout_coords(a->layout, rank);
+            if (slice_number(a, experts, c) != slice ||
+                !span_of(a, experts, rank, block, role, slices[block], &x))
                 continue;
             /* Replicas in one row would draw the same rectangle again. */
             int row = rank / a->group;
@@ -159,6 +218,21 @@ static void draw_band(svg *s, const panel *a, int tp, int role, bool dark, const
         }
     }
     svg_path_end(s);
+}
+
+/* Both bands of a mesh, slice by slice; `slices` has room for a span a block. */
+static void draw_mesh(svg *s, const panel *a, bool experts, span *slices)
+{
+    for (int slice = 0; slice < slice_count(a, experts); slice++) {
+        int etp = rs_layout_etp(a->layout);
+        rs_coords c = {.tp = slice, .etp = slice % etp, .ep = slice / etp};
+        for (int block = 0; block < a->blocks; block++)
+            slices[block] = slice_of(a, experts, block, c);
+        if (a->model_role >= 0)
+            draw_band(s, a, experts, slice, a->model_role, false, slices);
+        if (a->optimizer_role >= 0)
+            draw_band(s, a, experts, slice, a->optimizer_role, true, slices);
+    }
 }
 
 static void range_label(char *text, size_t size, const char *name, int least, int most, int of)
@@ -186,6 +260,10 @@ static void draw_label(svg *s, const panel *a, int row)
         most.pp = c.pp > most.pp ? c.pp : most.pp;
         least.dp = c.dp < least.dp ? c.dp : least.dp;
         most.dp = c.dp > most.dp ? c.dp : most.dp;
+        least.cp = c.cp < least.cp ? c.cp : least.cp;
+        most.cp = c.cp > most.cp ? c.cp : most.cp;
+        least.ep = c.ep < least.ep ? c.ep : least.ep;
+        most.ep = c.ep > most.ep ? c.ep : most.ep;
     }
     char text[96];
     if (first == last)
@@ -194,7 +272,9 @@ static void draw_label(svg *s, const panel *a, int row)
         snprintf(text, sizeof text, "%d-%d", first, last);
     range_label(text, sizeof text, "tp", least.tp, most.tp, a->layout->tp);
     range_label(text, sizeof text, "pp", least.pp, most.pp, a->layout->pp);
+    range_label(text, sizeof text, "cp", least.cp, most.cp, a->layout->cp);
     range_label(text, sizeof text, "dp", least.dp, most.dp, a->layout->dp);
+    range_label(text, sizeof text, "ep", least.ep, most.ep, a->layout->ep);
     svg_style style = {.size = fmin(12, a->row * 0.8), .anchor = SVG_FINISH, .fill = "#57606a"};
     svg_text(
         s, PICTURE_LEFT - 10, HEAD + a->row * (row + 0.5) + style.size * 0.36, style, "%s", text);
@@ -242,14 +322,14 @@ void picture_holders(svg *s, const picture *p, const rs_layout *layout, const ch
     svg_path_end(s);
 
     span *slices = rs_calloc((size_t)a.blocks, sizeof *slices);
-    for (int tp = 0; tp < layout->tp && slices != NULL; tp++) {
-        for (int block = 0; block < a.blocks; block++)
-            slices[block] = slice_of(&a, block, tp);
-        if (a.model_role >= 0)
-            draw_band(s, &a, tp, a.model_role, false, slices);
-        if (a.optimizer_role >= 0)
-            draw_band(s, &a, tp, a.optimizer_role, true, slices);
+    a.split = rs_calloc((size_t)a.blocks, sizeof *a.split);
+    if (slices != NULL && a.split != NULL) {
+        find_split(&a);
+        draw_mesh(s, &a, false, slices);
+        if (rs_space_expert_count(a.space) > 0)
+            draw_mesh(s, &a, true, slices);
     }
+    free(a.split);
     free(slices);
     for (int block = 0; block <= a.blocks; block++) {
         double x = PICTURE_LEFT + a.column * block;

@@ -42,16 +42,16 @@ int subject_layout(const cli_command *command, const char *option, const char *t
     return status == RS_OK ? -1 : cli_fail(command, status, option);
 }
 
-int64_t subject_rank_state(const subject *s, const rs_layout *layout, int rank, int role)
+int64_t subject_rank_state(const rs_placement *placement, int rank, int role)
 {
-    int first = role >= 0 ? role : 0;
-    int end = role >= 0 ? role + 1 : rs_space_role_count(s->space);
+    rs_shard_list shards = {0};
     int64_t bytes = 0;
-    for (int r = first; r < end; r++) {
-        int64_t begin, stop;
-        rs_layout_flat_range(s->space, layout, rank, r, &begin, &stop);
-        bytes += (stop - begin) * (int64_t)rs_dtype_size(rs_space_role(s->space, r)->dtype);
-    }
+    if (rs_placement_shards(placement, rank, role, &shards) != RS_OK)
+        bytes = -1;
+    for (size_t i = 0; i < shards.count; i++)
+        bytes +=
+            rs_box_volume(&shards.items[i].box) * (int64_t)rs_dtype_size(shards.items[i].dtype);
+    rs_shard_list_fini(&shards);
     return bytes;
 }
 

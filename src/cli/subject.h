@@ -29,8 +29,8 @@ void subject_free(subject *s);
 int subject_layout(
     const cli_command *command, const char *option, const char *text, rs_layout *out);
 
-/* State bytes of one rank and role (-1: all). */
-int64_t subject_rank_state(const subject *s, const rs_layout *layout, int rank, int role);
+/* State bytes of one rank and role (-1: all); -1 when out of memory. */
+int64_t subject_rank_state(const rs_placement *placement, int rank, int role);
 
 /* {"name", "family", "parameters", "dtype", "state_bytes"}; NULL when out of memory. */
 json_t *subject_json(const subject *s);

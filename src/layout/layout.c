@@ -196,6 +196,12 @@ int rs_layout_place_rank(const rs_layout *layout, int mesh, rs_place place)
     return rs_layout_rank(layout, at);
 }
 
+int rs_layout_shard_member(const rs_layout *layout, bool experts, int rank)
+{
+    return rs_layout_place(layout, experts ? RS_EXPERTS : RS_DENSE, rank).member %
+           rs_layout_shard_group(layout, experts);
+}
+
 /* ---- things dealt in sizes within one ---- */
 
 /* Part `part` of `n` things in `parts`, larger parts first. */

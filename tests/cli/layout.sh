@@ -24,6 +24,19 @@ holds 'set(j["ranks"][0]["state_bytes"]) == {"param", "master", "exp_avg", "exp_
     layout dp=1 --model llama-tiny --dtype bf16 --json
 expect 0 'layers\.mlp\.gate\.weight +\[1:2,' layout tp=2,pp=2 "${tiny[@]}" --rank 0
 
+# Experts: their own mesh, chunks of layers, and bytes that add up.
+moe=(--model mixtral-tiny --dtype fp32)
+expect 0 'world 8 = tp2 cp1 dp4 pp1; experts per stage: etp1 ep4 edp2' \
+    layout tp=2,dp=4,ep=4,etp=1,zero=1 "${moe[@]}"
+holds '[r["experts"] for r in j["ranks"]] == [[0, 2], [2, 4], [4, 6], [6, 8]] * 2' \
+    layout tp=2,dp=4,ep=4,etp=1 "${moe[@]}" --json
+holds 'sum(s["bytes"] for s in j["ranks"][0]["shards"]) == j["ranks"][0]["total_bytes"] and
+    j["ranks"][0]["chunks"] == [[1, 2], [3, 4]] and j["ranks"][0]["layers"] is None' \
+    layout pp=2,vpp=2,cp=2,ep=2,zero=1 "${moe[@]}" --rank 3 --json
+holds 'sum(r["total_bytes"] for r in j["ranks"]) == j["model"]["state_bytes"]' \
+    layout dp=8,ep=4,zero=3,zero_cut=param "${moe[@]}" --json
+
+refuse 2 'etp x ep must divide tp x cp x dp = 4' layout dp=4,ep=3 "${moe[@]}"
 refuse 2 '--rank: wanted a rank from 0 to 3, found 4' layout tp=2,dp=2 "${tiny[@]}" --rank 4
 refuse 2 'tpp' layout tpp=2 "${tiny[@]}"
 refuse 2 'cp=4' layout sp=4 "${tiny[@]}"

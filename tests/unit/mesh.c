@@ -85,6 +85,9 @@ static void compare_coords(const world_case *w, int rank)
     CHECK(rs_layout_expert_rank(&w->layout, at) == rank);
     CHECK(rs_layout_shard_group(&w->layout, false) == wanted->group[DENSE]);
     CHECK(rs_layout_shard_group(&w->layout, true) == wanted->group[EXPERTS]);
+    for (int mesh = 0; mesh < MESHES; mesh++)
+        CHECK(rs_layout_shard_member(&w->layout, mesh == EXPERTS, rank) ==
+              wanted->member[mesh] % wanted->group[mesh]);
 }
 
 static void compare_layout_ranges(const world_case *w, int rank)
