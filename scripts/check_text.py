@@ -84,6 +84,8 @@ PACKAGES = {
     "libmpich-dev": ("CMakePresets.json", r'"RS_MPI": "mpich"'),
     "python3": ("scripts/check.sh", r"python3 "),
     "clang-format": ("scripts/check.sh", r"clang-format"),
+    "clang-14": ("CMakePresets.json", r"clang-14"),
+    "libclang-rt-14-dev": ("tests/fuzz/CMakeLists.txt", r"-fsanitize=fuzzer"),
     "python3-torch": ("bench/*.py", r"import torch"),
     "libscalapack-openmpi-dev": ("bench/*.c", r"gemr2d"),
 }

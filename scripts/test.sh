@@ -27,6 +27,11 @@ run_ctest() {
         --output-on-failure --timeout 600 "$@"
 }
 
+build_fuzzers() {
+    install_missing "${FUZZ_PACKAGES[@]}" || return
+    cmake --preset fuzz >/dev/null && cmake --build build/fuzz --target fuzzers
+}
+
 # Files of jobs in shared memory that are there now; those that were there before are not ours to judge.
 shared_files() {
     find /dev/shm -maxdepth 1 -name 'reshard-*' 2>/dev/null | sort
@@ -71,6 +76,8 @@ run_tests() {
         part "thread sanitizer: build" build tsan
         part "thread sanitizer: quick tests" run_ctest tsan '^quick$'
         part "release: long tests" run_ctest release '^long$' --timeout 3600
+        part "fuzzers: build" build_fuzzers
+        part "fuzzers: a minute each" run_ctest fuzz '^fuzz$'
     fi
     part "shared memory" check_left_over "$before"
 
