@@ -452,6 +452,32 @@ static rs_status check_copies(rs_catalog *catalog, int id)
     return RS_OK;
 }
 
+/* A second name with bytes of its own. */
+static rs_status check_tie(rs_catalog *catalog, int id)
+{
+    char at[128];
+    const rs_catalog_entry *entry = rs_catalog_get(catalog, id);
+    if (entry->how != RS_ENTRY_PIECES || entry->is.alias_of == NULL)
+        return RS_OK;
+    int target = rs_catalog_find(catalog, entry->is.alias_of, entry->is.role);
+    const rs_checkpoint_entry *other = target >= 0 ? &rs_catalog_get(catalog, target)->is : NULL;
+    if (other == NULL || other->dtype != entry->is.dtype || other->ndim != entry->is.ndim ||
+        memcmp(entry->is.shape, other->shape, sizeof(int64_t) * (size_t)other->ndim) != 0)
+        return rs_catalog_warn(catalog,
+            "\"%s\" cannot be \"%s\" under another name: they differ in "
+            "dtype or shape",
+            entry->is.name, entry->is.alias_of);
+    comparing c = {.catalog = catalog, .a = id, .b = target, .copy = -1};
+    RS_TRY(compare(&c));
+    if (c.differences > 0)
+        RS_TRY(rs_catalog_warn(catalog,
+            "\"%s\" is said to be \"%s\" under another name, but %" PRId64
+            " elements differ: at %s it has %.9g, the other %.9g",
+            entry->is.name, entry->is.alias_of, c.differences, index_text(&c.first, at, sizeof at),
+            c.of_one, c.of_other));
+    return RS_OK;
+}
+
 static rs_status check_rounding(rs_catalog *catalog, int id)
 {
     char at[128];
@@ -523,6 +549,7 @@ rs_status rs_catalog_check(rs_catalog *catalog)
     for (size_t id = 0; id < catalog->entries.count; id++) {
         if (rs_catalog_get(catalog, (int)id)->how == RS_ENTRY_PIECES)
             RS_TRY(check_copies(catalog, (int)id));
+        RS_TRY(check_tie(catalog, (int)id));
         RS_TRY(check_rounding(catalog, (int)id));
     }
     return RS_OK;

@@ -90,6 +90,26 @@ static rs_status add_aliases(rs_ds_reader *reader)
     return RS_OK;
 }
 
+/* Names that the user's rules tie: each has bytes of its own, which are to be those of the other.
+ */
+static rs_status tie_entries(rs_ds_reader *reader)
+{
+    for (size_t i = 0; i < reader->catalog->entries.count; i++) {
+        rs_checkpoint_entry *entry = &rs_catalog_get(reader->catalog, (int)i)->is;
+        const char *target;
+        RS_TRY(rs_rules_tie(&reader->rules, entry->name, &target));
+        if (target == NULL || entry->alias_of != NULL || strcmp(target, entry->name) == 0)
+            continue;
+        int other = rs_catalog_find(reader->catalog, target, entry->role);
+        if (other >= 0)
+            entry->alias_of = rs_catalog_get(reader->catalog, other)->is.name;
+        else if (strcmp(entry->role, "param") == 0)
+            RS_TRY(rs_catalog_warn(reader->catalog,
+                "the rules tie \"%s\" to \"%s\", which is in no file", entry->name, target));
+    }
+    return RS_OK;
+}
+
 /* E10: parameters and no state of an optimizer that has run. */
 static rs_status check_state(rs_ds_reader *reader)
 {
@@ -135,6 +155,7 @@ rs_status rs_ds_derive(rs_ds_reader *reader)
     RS_TRY(derive_entries(reader));
     RS_TRY(derive_masters(reader));
     RS_TRY(add_aliases(reader));
+    RS_TRY(tie_entries(reader));
     RS_TRY(check_state(reader));
     return finish_extras(reader);
 }

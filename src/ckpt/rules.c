@@ -290,3 +290,15 @@ rs_status rs_rules_vocabulary(rs_rules *rules, const char *name, const rs_vocabu
     }
     return RS_OK;
 }
+
+rs_status rs_rules_tie(const rs_rules *rules, const char *name, const char **out)
+{
+    *out = NULL;
+    for (size_t i = 0; i < rules->ties.count && *out == NULL; i++) {
+        bool matches;
+        RS_TRY(rs_pattern_match(rules->ties.items[i].pattern, name, &matches));
+        if (matches)
+            *out = rules->ties.items[i].target;
+    }
+    return RS_OK;
+}

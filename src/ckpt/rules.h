@@ -87,4 +87,7 @@ rs_status rs_rules_find(rs_rules *rules, const char *name, const rs_rule **out) 
 rs_status rs_rules_vocabulary(
     rs_rules *rules, const char *name, const rs_vocabulary **out) RS_MUST_CHECK;
 
+/* The name that `name` is a second name of, NULL if no rule says so. */
+rs_status rs_rules_tie(const rs_rules *rules, const char *name, const char **out) RS_MUST_CHECK;
+
 #endif

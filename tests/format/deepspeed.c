@@ -174,6 +174,33 @@ static void check_broken(const char *folder, const char *name, const json_t *tru
     }
 }
 
+/* The rules can say that two saved weights are one, which native-MoE files do not: compared, and
+ * equal here. */
+static void test_tied_by_rule(void **state)
+{
+    (void)state;
+    static const char rules[] =
+        "{\"rules\":[{\"match\":\"head\\\\.weight\",\"tied\":\"embed.weight\"},"
+        "{\"match\":\"ln_f\\\\.bias\",\"tied\":\"ln_f.weight\"}]}";
+    char path[256], folder[1024];
+    snprintf(path, sizeof path, "%s", scratch_file("ties.json", rules, sizeof rules - 1));
+    snprintf(folder, sizeof folder, "%s/checkpoint", fixture_family("deepspeed/b-moe4-z1-fp32-w2"));
+    rs_checkpoint_options how = {.rules = path};
+    rs_checkpoint *checkpoint;
+    if (rs_checkpoint_open(folder, &how, &checkpoint) != RS_OK)
+        fail_msg("%s", rs_error_message());
+    assert_string_equal(entry_of(checkpoint, "head.weight", "param")->alias_of, "embed.weight");
+    assert_int_equal(rs_checkpoint_check(checkpoint), RS_OK);
+    int told = 0;
+    for (size_t i = 0; i < rs_checkpoint_warning_count(checkpoint); i++) {
+        const char *warning = rs_checkpoint_warning_at(checkpoint, i);
+        assert_null(strstr(warning, "head.weight"));
+        told += strstr(warning, "\"ln_f.bias\" is said to be \"ln_f.weight\"") != NULL;
+    }
+    assert_true(told > 0);
+    rs_checkpoint_close(checkpoint);
+}
+
 static int universals;
 
 /* What DeepSpeed's converter made of a fixture: every tensor as its own list says, and, where it is
@@ -328,6 +355,7 @@ int main(void)
     forbid_execution();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fixtures),
+        cmocka_unit_test(test_tied_by_rule),
         cmocka_unit_test(test_universal),
         cmocka_unit_test(test_broken),
         cmocka_unit_test(test_damaged),
