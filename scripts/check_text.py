@@ -34,7 +34,7 @@ HEADER_LAYER = {
     "dialect.h": "dialect",
     "plan.h": "plan",
     "arena.h": "move", "certificate.h": "move", "move.h": "move", "move_mpi.h": "move",
-    "checkpoint.h": "ckpt", "native.h": "ckpt",
+    "checkpoint.h": "ckpt", "convert.h": "ckpt", "native.h": "ckpt",
     "reshard.h": "elastic",
 }
 

@@ -101,6 +101,9 @@ rs_status rs_checkpoint_hash(
  */
 rs_status rs_checkpoint_check(rs_checkpoint *checkpoint) RS_MUST_CHECK;
 
+/* How many checksums the files have, all of which rs_checkpoint_check compares. */
+size_t rs_checkpoint_checksums(const rs_checkpoint *checkpoint);
+
 size_t rs_checkpoint_warning_count(const rs_checkpoint *checkpoint);
 const char *rs_checkpoint_warning_at(const rs_checkpoint *checkpoint, size_t index);
 

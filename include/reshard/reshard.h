@@ -14,6 +14,7 @@
 #include "reshard/box.h"
 #include "reshard/certificate.h"
 #include "reshard/checkpoint.h"
+#include "reshard/convert.h"
 #include "reshard/dialect.h"
 #include "reshard/dtype.h"
 #include "reshard/layout.h"

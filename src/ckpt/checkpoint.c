@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/catalog.h"
+#include "ckpt/checkpoint.h"
 #include "ckpt/format.h"
 
 struct rs_checkpoint {
@@ -33,6 +34,16 @@ void rs_checkpoint_close(rs_checkpoint *checkpoint)
         return;
     rs_catalog_destroy(checkpoint->catalog);
     free(checkpoint);
+}
+
+const rs_catalog *rs_checkpoint_catalog(const rs_checkpoint *checkpoint)
+{
+    return checkpoint->catalog;
+}
+
+size_t rs_checkpoint_checksums(const rs_checkpoint *checkpoint)
+{
+    return checkpoint->catalog->checksums.count;
 }
 
 const char *rs_checkpoint_format(const rs_checkpoint *checkpoint)

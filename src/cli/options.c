@@ -214,7 +214,7 @@ static int check_given(const cli_command *command, int argument_count, const boo
 {
     int wanted = 0;
     for (const cli_option *o = command->options; o->kind != CLI_END; o++) {
-        if (o->kind == CLI_ARGUMENT && wanted++ >= argument_count)
+        if (o->kind == CLI_ARGUMENT && wanted++ >= argument_count && !o->optional)
             return cli_error(command, CLI_USAGE, "%s is missing: %s", o->name, o->help);
         if (o->required && !given[o - command->options])
             return cli_error(
@@ -347,7 +347,7 @@ void cli_print_help(const cli_command *command)
         char title[96];
         if (o->kind == CLI_ARGUMENT || o->required) {
             row_title(o, title, sizeof title);
-            printf(" %s", title);
+            printf(o->optional ? " [%s]" : " %s", title);
         }
         optional = optional || o->kind > CLI_ARGUMENT;
     }

@@ -18,7 +18,7 @@
 typedef enum cli_kind {
     CLI_END = 0,  /* closes a table */
     CLI_HEADING,  /* a line of the help text; `name` is its text */
-    CLI_ARGUMENT, /* positional text, always required; target: const char * */
+    CLI_ARGUMENT, /* positional text, required unless optional; target: const char * */
     CLI_FLAG,     /* no value; target: bool */
     CLI_INT,      /* target: int64_t */
     CLI_REAL,     /* target: double */
@@ -38,7 +38,8 @@ typedef struct cli_option {
     const char *choices;
     double minimum; /* of a number */
     bool required;
-    bool hidden; /* left out of the help text */
+    bool hidden;   /* left out of the help text */
+    bool optional; /* of the last arguments: may be left out */
 } cli_option;
 
 #define CLI_LIST_MAX 256

@@ -1,0 +1,71 @@
+/*
+ * Converting checkpoints from one format to another, and comparing them. All functions are local.
+ */
+#ifndef RESHARD_CONVERT_H
+#define RESHARD_CONVERT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "reshard/checkpoint.h"
+#include "reshard/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Starts as {0}: everything as usual. */
+typedef struct rs_convert_options {
+    const char *to;      /* "safetensors": a Hugging Face folder of weights; "native" */
+    int64_t shard_bytes; /* of a safetensors file at most, a tensor more; 0: 5,000,000,000 */
+    int64_t memory;      /* for buffers; 0: 256 MiB */
+    bool weights_only;   /* native: params alone will do */
+    bool force;          /* replace what is at the target */
+    bool dry_run;        /* only say what would be written */
+    void (*progress)(void *context, int64_t done, int64_t all); /* bytes; may be NULL */
+    void *context;
+} rs_convert_options;
+
+typedef struct rs_convert_report {
+    int64_t bytes; /* of tensors */
+    int64_t tensors;
+    int64_t skipped; /* entries that the format does not take */
+    int files;
+} rs_convert_report;
+
+/*
+ * Writes what is in `source` to the folder `target`. It is written beside it and renamed when it is
+ * complete and synced: interrupted, there is nothing at `target`, or what was there. RS_ERR_EXISTS:
+ * it is there already and not `force`. RS_ERR_UNSUPPORTED: the source has no optimizer state and
+ * not `weights_only`, or something that the format cannot hold. `report` may be NULL.
+ */
+rs_status rs_convert(const rs_checkpoint *source, const char *target,
+    const rs_convert_options *options, rs_convert_report *report) RS_MUST_CHECK;
+
+/* Starts as {0}: equal to the bit. */
+typedef struct rs_compare_options {
+    double rtol; /* |a - b| <= atol + rtol |b| is equal, of floating-point types */
+    double atol;
+    const char *role; /* compare this role only; NULL: all */
+} rs_compare_options;
+
+typedef struct rs_compare_report {
+    int64_t tensors; /* compared: of one name and role in both */
+    int64_t elements;
+    int64_t different; /* tensors that differ, or are in one alone */
+} rs_compare_report;
+
+/*
+ * Compares what two checkpoints hold, across formats and layouts: stored entries by name and role,
+ * the trainer's own names translated where only one of them has those. Calls `tell` with a sentence
+ * for each difference. RS_OK whatever the outcome is.
+ */
+rs_status rs_compare(const rs_checkpoint *a, const rs_checkpoint *b,
+    const rs_compare_options *options, void (*tell)(void *context, const char *difference),
+    void *context, rs_compare_report *report) RS_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

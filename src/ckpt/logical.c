@@ -1,0 +1,149 @@
+/*
+ * Logical tensors under other names. A foreign tensor is a box of a canonical one (dialect.h), so
+ * translating is listing boxes; bytes are read in row-major parts of them.
+ */
+#include "ckpt/logical.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "reshard/dialect.h"
+
+void rs_logical_fini(rs_logical_list *list)
+{
+    free(list->items);
+    rs_pool_fini(&list->pool);
+    memset(list, 0, sizeof *list);
+}
+
+static bool is_taken(const rs_catalog_entry *entry, const char *role)
+{
+    return entry->how != RS_ENTRY_ALIAS && (role == NULL || strcmp(entry->is.role, role) == 0);
+}
+
+rs_status rs_logical_space(const rs_catalog *catalog, const char *role, rs_space **out)
+{
+    rs_space *space = NULL;
+    rs_status status;
+    RS_TRY(rs_space_create(&space));
+    for (size_t i = 0; i < catalog->entries.count; i++) {
+        const rs_catalog_entry *entry = rs_catalog_get(catalog, (int)i);
+        if (!is_taken(entry, role) || rs_space_find_role(space, entry->is.role) >= 0)
+            continue;
+        rs_role new = {.name = entry->is.role,
+            .dtype = entry->is.dtype,
+            .role_class = strcmp(entry->is.role, "param") == 0 ? RS_ROLE_MODEL : RS_ROLE_OPTIMIZER};
+        RS_TRY_GOTO(rs_space_add_role(space, &new, NULL), fail);
+    }
+    for (size_t i = 0; i < catalog->entries.count; i++) {
+        const rs_catalog_entry *entry = rs_catalog_get(catalog, (int)i);
+        int t = rs_space_find_tensor(space, entry->is.name);
+        if (!is_taken(entry, role))
+            continue;
+        if (t < 0) {
+            rs_tensor tensor = {.name = entry->is.name, .ndim = entry->is.ndim};
+            memcpy(tensor.shape, entry->is.shape, sizeof tensor.shape);
+            RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, &t), fail);
+            for (int r = 0; r < rs_space_role_count(space); r++)
+                RS_TRY_GOTO(rs_space_set_dtype(space, t, r, RS_DTYPE_NONE), fail);
+        }
+        const rs_tensor *known = rs_space_tensor(space, t);
+        rs_box a = rs_box_whole(known->ndim, known->shape);
+        rs_box b = rs_box_whole(entry->is.ndim, entry->is.shape);
+        if (!rs_box_equal(&a, &b))
+            RS_TRY_GOTO(rs_error_set(RS_ERR_UNSUPPORTED,
+                            "\"%s\": its %s has another shape than its other roles", known->name,
+                            entry->is.role),
+                fail);
+        RS_TRY_GOTO(rs_space_set_dtype(
+                        space, t, rs_space_find_role(space, entry->is.role), entry->is.dtype),
+            fail);
+    }
+    *out = space;
+    return RS_OK;
+
+fail:
+    rs_space_destroy(space);
+    return status;
+}
+
+static rs_status add(rs_logical_list *list, const char *name, const rs_catalog *catalog, int id,
+    const rs_box *box, int ndim, const int64_t *shape)
+{
+    const rs_checkpoint_entry *entry = &rs_catalog_get(catalog, id)->is;
+    RS_TRY(RS_LIST_RESERVE_ONE(list));
+    rs_logical *item = &list->items[list->count];
+    *item = (rs_logical){
+        .role = entry->role, .dtype = entry->dtype, .ndim = ndim, .id = id, .box = *box};
+    memcpy(item->shape, shape, sizeof *shape * (size_t)ndim);
+    item->bytes =
+        rs_box_is_empty(box) ? 0 : rs_box_volume(box) * (int64_t)rs_dtype_size(entry->dtype);
+    RS_TRY(rs_pool_text(&list->pool, name, strlen(name), &item->name));
+    list->count++;
+    return RS_OK;
+}
+
+bool rs_logical_is_own(const rs_catalog *catalog)
+{
+    return rs_catalog_find(catalog, "embed.weight", "param") >= 0 &&
+           rs_catalog_find(catalog, "layers.attn_norm.weight", "param") >= 0;
+}
+
+static rs_status translated(const rs_catalog *catalog, const char *role, rs_logical_list *out)
+{
+    const rs_dialect *dialect;
+    rs_space *space = NULL;
+    rs_foreign_list foreign = {0};
+    rs_status status;
+    RS_TRY(rs_dialect_get("hf", &dialect));
+    RS_TRY(rs_logical_space(catalog, role, &space));
+    RS_TRY_GOTO(rs_dialect_list(dialect, space, &foreign), out);
+    for (int r = 0; r < rs_space_role_count(space); r++) {
+        for (size_t i = 0; i < foreign.count; i++) {
+            const rs_foreign *f = &foreign.items[i];
+            int id = rs_catalog_find(
+                catalog, rs_space_tensor(space, f->tensor)->name, rs_space_role(space, r)->name);
+            if (id >= 0)
+                RS_TRY_GOTO(add(out, f->name, catalog, id, &f->box, f->ndim, f->shape), out);
+        }
+    }
+out:
+    rs_foreign_list_fini(&foreign);
+    rs_space_destroy(space);
+    return status;
+}
+
+rs_status rs_logical_make(
+    const rs_catalog *catalog, const char *role, bool translate, rs_logical_list *out)
+{
+    if (translate)
+        return translated(catalog, role, out);
+    for (size_t i = 0; i < catalog->entries.count; i++) {
+        const rs_catalog_entry *entry = rs_catalog_get(catalog, (int)i);
+        rs_box whole = rs_box_whole(entry->is.ndim, entry->is.shape);
+        if (is_taken(entry, role))
+            RS_TRY(
+                add(out, entry->is.name, catalog, (int)i, &whole, entry->is.ndim, entry->is.shape));
+    }
+    return RS_OK;
+}
+
+rs_status rs_logical_stream(const rs_catalog *catalog, const rs_logical *tensor, int64_t most,
+    void *buffer, rs_logical_part function, void *context)
+{
+    int64_t size = (int64_t)rs_dtype_size(tensor->dtype);
+    int64_t volume = rs_box_is_empty(&tensor->box) ? 0 : rs_box_volume(&tensor->box);
+    int64_t step = rs_max64(most / size, 1);
+    for (int64_t at = 0; at < volume; at += step) {
+        rs_box parts[2 * RS_MAX_DIMS];
+        int count = rs_box_linear_range(&tensor->box, at, rs_min64(at + step, volume), parts);
+        for (int i = 0; i < count; i++) {
+            RS_TRY(rs_catalog_read(catalog, tensor->id, -1, &parts[i], buffer));
+            RS_TRY(function(context, &parts[i], buffer, (size_t)(rs_box_volume(&parts[i]) * size)));
+        }
+    }
+    return RS_OK;
+}

@@ -1,0 +1,51 @@
+/*
+ * The logical tensors of a catalog under the names of other people: what is written to, or compared
+ * with, formats that have their own.
+ */
+#ifndef RS_CKPT_LOGICAL_H
+#define RS_CKPT_LOGICAL_H
+
+#include "ckpt/catalog.h"
+#include "reshard/space.h"
+
+typedef struct rs_logical {
+    const char *name;
+    const char *role;
+    rs_dtype dtype;
+    int ndim;
+    int64_t shape[RS_MAX_DIMS];
+    int id;     /* of the catalog's entry */
+    rs_box box; /* of the entry; it has the elements of `shape`, in order */
+    int64_t bytes;
+} rs_logical;
+
+/* Starts as {0}; owns its names. */
+typedef struct rs_logical_list {
+    rs_logical *items;
+    size_t count, capacity;
+    rs_pool pool;
+} rs_logical_list;
+
+void rs_logical_fini(rs_logical_list *list);
+
+/* True if the catalog has the trainer's own names. */
+bool rs_logical_is_own(const rs_catalog *catalog);
+
+/* The stored or derived entries that are no aliases: of `role` (NULL: all), under the names of
+ * Hugging Face if `translate`, which wants the trainer's own names. */
+rs_status rs_logical_make(const rs_catalog *catalog, const char *role, bool translate,
+    rs_logical_list *out) RS_MUST_CHECK;
+
+/* Calls for consecutive parts of the tensor, each at most `most` bytes, in order, with the bytes.
+ */
+typedef rs_status (*rs_logical_part)(
+    void *context, const rs_box *part, const void *data, size_t bytes);
+rs_status rs_logical_stream(const rs_catalog *catalog, const rs_logical *tensor, int64_t most,
+    void *buffer, rs_logical_part function, void *context) RS_MUST_CHECK;
+
+/* The space of the catalog's entries of these roles (NULL: all but aliases); no axis has a meaning.
+ */
+rs_status rs_logical_space(
+    const rs_catalog *catalog, const char *role, rs_space **out) RS_MUST_CHECK;
+
+#endif

@@ -1,0 +1,117 @@
+/* `reshard convert SRC DST --to FORMAT`. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/subject.h"
+#include "reshard/checkpoint.h"
+#include "reshard/convert.h"
+
+typedef struct convert_args {
+    const char *source, *target, *to, *format, *rules;
+    int64_t shard, memory;
+    bool weights_only, force, dry_run, json;
+} convert_args;
+
+static const cli_option options[] = {
+    {CLI_ARGUMENT, "SRC", .target = offsetof(convert_args, source),
+        .help = "a checkpoint, of any format"},
+    {CLI_ARGUMENT, "DST", .target = offsetof(convert_args, target), .help = "the folder to write"},
+    {CLI_CHOICE, "to", "F", "the format", .target = offsetof(convert_args, to),
+        .choices = "native|safetensors", .required = true},
+    {CLI_FLAG, "weights-only", NULL, "native: leave out, or do without, the optimizer's state",
+        .target = offsetof(convert_args, weights_only)},
+    {CLI_INT, "max-shard-size", "BYTES", "of a safetensors file", "5000000000",
+        .target = offsetof(convert_args, shard), .minimum = 1},
+    {CLI_INT, "memory", "BYTES", "for buffers", "268435456",
+        .target = offsetof(convert_args, memory), .minimum = 1 << 20},
+    {CLI_TEXT, "rules", "FILE", "how tensors were cut, where SRC does not say",
+        .target = offsetof(convert_args, rules)},
+    {CLI_TEXT, "format", "NAME", "read SRC as this format; unset: found by content",
+        .target = offsetof(convert_args, format)},
+    {CLI_FLAG, "dry-run", NULL, "say what would be written, write nothing",
+        .target = offsetof(convert_args, dry_run)},
+    {CLI_FLAG, "force", NULL, "replace what is at DST", .target = offsetof(convert_args, force)},
+    {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(convert_args, json)},
+    {.kind = CLI_END},
+};
+
+static void show_progress(void *context, int64_t done, int64_t all)
+{
+    double *shown = context;
+    char a[RS_HUMAN], b[RS_HUMAN];
+    if (cli_now() - *shown < 0.2 && done < all)
+        return;
+    *shown = cli_now();
+    fprintf(stderr, "\r%s of %s ", rs_human_bytes(done, a), rs_human_bytes(all, b));
+    if (done == all)
+        fprintf(stderr, "\r%*s\r", 40, "");
+}
+
+static void print_report(const convert_args *args, const rs_convert_report *r, double seconds)
+{
+    char bytes[RS_HUMAN], time[RS_HUMAN];
+    printf("%s %s: %" PRId64 " tensors, %s", args->dry_run ? "would write" : "wrote", args->target,
+        r->tensors, rs_human_bytes(r->bytes, bytes));
+    if (!args->dry_run)
+        printf(" in %d file%s, %s", r->files, r->files == 1 ? "" : "s",
+            rs_human_seconds(seconds, time));
+    printf("\n");
+    if (r->skipped > 0)
+        printf("%" PRId64 " entries of other roles are left out\n", r->skipped);
+    if (strcmp(args->to, "safetensors") == 0)
+        printf("it has weights only: config.json and the tokenizer's files are yours to add\n");
+}
+
+static int run(const cli_command *command, int argc, char **argv)
+{
+    convert_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    double shown = 0, begun = cli_now();
+    rs_checkpoint_options how = {.format = args.format, .rules = args.rules};
+    rs_convert_options what = {.to = args.to,
+        .shard_bytes = args.shard,
+        .memory = args.memory,
+        .weights_only = args.weights_only,
+        .force = args.force,
+        .dry_run = args.dry_run,
+        .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
+        .context = &shown};
+    rs_convert_report report = {0};
+    rs_checkpoint *source = NULL;
+    rs_status status = rs_checkpoint_open(args.source, &how, &source);
+    if (status == RS_OK)
+        status = rs_convert(source, args.target, &what, &report);
+    rs_checkpoint_close(source);
+    if (status == RS_ERR_UNSUPPORTED)
+        return cli_error(command, CLI_FAILURE, "%s", rs_error_message());
+    if (status != RS_OK)
+        return cli_fail(command, status, NULL);
+    if (!args.json) {
+        print_report(&args, &report, cli_now() - begun);
+        return 0;
+    }
+    return cli_print_json(
+        command, json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:i,s:f}", "target", args.target, "format",
+                     args.to, "dry_run", args.dry_run, "tensors", (json_int_t)report.tensors,
+                     "bytes", (json_int_t)report.bytes, "left_out", (json_int_t)report.skipped,
+                     "files", report.files, "seconds", cli_now() - begun));
+}
+
+const cli_command cmd_convert = {
+    .name = "convert",
+    .summary = "convert a checkpoint to another format",
+    .text = "Reads a checkpoint of any format and writes the folder DST: a Hugging Face folder of\n"
+            "weights (safetensors, names as transformers has them), or the full state in\n"
+            "reshard's own format. Streams: memory does not grow with the checkpoint. DST appears\n"
+            "when it is complete, or not at all.",
+    .example = "  reshard convert /tmp/job out --to safetensors",
+    .options = options,
+    .run = run,
+};

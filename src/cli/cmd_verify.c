@@ -1,0 +1,137 @@
+/* `reshard verify A [B]`: is a checkpoint undamaged; do two hold the same. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+
+#include "cli/commands.h"
+#include "cli/subject.h"
+#include "reshard/checkpoint.h"
+#include "reshard/convert.h"
+
+typedef struct verify_args {
+    const char *path, *other, *roles;
+    double rtol, atol;
+    bool json;
+} verify_args;
+
+static const cli_option options[] = {
+    {CLI_ARGUMENT, "A", .target = offsetof(verify_args, path),
+        .help = "a checkpoint, of any format"},
+    {CLI_ARGUMENT, "B", .target = offsetof(verify_args, other), .optional = true,
+        .help = "another one, to compare it with"},
+    {CLI_REAL, "rtol", "R", "let numbers differ by R times the second's", "0",
+        .target = offsetof(verify_args, rtol)},
+    {CLI_REAL, "atol", "X", "and by X", "0", .target = offsetof(verify_args, atol)},
+    {CLI_TEXT, "roles", "ROLE", "compare this role only, like param",
+        .target = offsetof(verify_args, roles)},
+    {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(verify_args, json)},
+    {.kind = CLI_END},
+};
+
+enum { LINES = 20 };
+
+typedef struct telling {
+    json_t *list;
+    bool json;
+} telling;
+
+static void tell(void *context, const char *text)
+{
+    telling *t = context;
+    json_array_append_new(t->list, json_string(text));
+    if (!t->json && json_array_size(t->list) <= LINES)
+        printf("%s\n", text);
+}
+
+/* 0: nothing speaks against it; else CLI_FAILURE. */
+static int verify_one(const verify_args *args, rs_checkpoint *a, telling *t)
+{
+    size_t before = rs_checkpoint_warning_count(a);
+    size_t checksums = rs_checkpoint_checksums(a);
+    rs_status status = rs_checkpoint_check(a);
+    if (status != RS_OK)
+        tell(t, rs_error_message());
+    size_t after = rs_checkpoint_warning_count(a);
+    for (size_t i = before; i < after; i++)
+        tell(t, rs_checkpoint_warning_at(a, i));
+    bool good = json_array_size(t->list) == 0;
+    if (args->json)
+        return good ? 0 : CLI_FAILURE;
+    if (!good)
+        printf("%s: damaged, or contradicts itself: %zu findings\n", args->path,
+            json_array_size(t->list));
+    else if (checksums > 0)
+        printf(
+            "%s: checksums: all %zu are right; every tensor is complete\n", args->path, checksums);
+    else
+        printf("%s: structure only: every tensor is complete; the format has no checksums\n",
+            args->path);
+    return good ? 0 : CLI_FAILURE;
+}
+
+static int compare_two(const cli_command *command, const verify_args *args, const char *other,
+    const rs_checkpoint *a, telling *t, rs_compare_report *report)
+{
+    rs_checkpoint *b = NULL;
+    rs_compare_options how = {.rtol = args->rtol, .atol = args->atol, .role = args->roles};
+    rs_status status = rs_checkpoint_open(other, NULL, &b);
+    if (status == RS_OK)
+        status = rs_compare(a, b, &how, tell, t, report);
+    rs_checkpoint_close(b);
+    if (status != RS_OK) {
+        cli_fail(command, status, NULL);
+        return CLI_USAGE;
+    }
+    if (!args->json && report->different > LINES)
+        printf("and %" PRId64 " more\n", report->different - LINES);
+    if (!args->json)
+        printf("%s: %" PRId64 " tensors, %" PRId64 " elements compared\n",
+            report->different == 0 ? "equal" : "different", report->tensors, report->elements);
+    return report->different == 0 ? 0 : CLI_FAILURE;
+}
+
+static int run(const cli_command *command, int argc, char **argv)
+{
+    verify_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    const char *second = args.other;
+    rs_checkpoint *a = NULL;
+    rs_compare_report report = {0};
+    telling t = {.list = json_array(), .json = args.json};
+    rs_status status = rs_checkpoint_open(args.path, NULL, &a);
+    if (status != RS_OK) {
+        cli_fail(command, status, NULL);
+        json_decref(t.list);
+        return second != NULL ? CLI_USAGE : CLI_FAILURE;
+    }
+    size_t checksums = rs_checkpoint_checksums(a);
+    code = second != NULL ? compare_two(command, &args, second, a, &t, &report)
+                          : verify_one(&args, a, &t);
+    if (args.json && code != CLI_USAGE)
+        cli_print_json(command,
+            json_pack("{s:s,s:s?,s:s,s:I,s:I,s:O}", "path", args.path, "with", second, "proof",
+                second != NULL  ? "compared"
+                : checksums > 0 ? "checksums"
+                                : "structure only",
+                "tensors", (json_int_t)report.tensors, "different", (json_int_t)report.different,
+                "findings", t.list));
+    json_decref(t.list);
+    rs_checkpoint_close(a);
+    return code;
+}
+
+const cli_command cmd_verify = {
+    .name = "verify",
+    .summary = "is a checkpoint undamaged; do two hold the same",
+    .text = "With one checkpoint: reads all of it, compares every checksum that the format has,\n"
+            "replicas with each other, and weights with their master copies, and says what that\n"
+            "could prove. With two: compares all tensors and roles, to the bit unless a tolerance\n"
+            "is given, across formats and layouts. Exit code 0: good, or equal; 1: not; 2: could\n"
+            "not be compared.",
+    .example = "  reshard verify /tmp/job\n"
+               "  reshard verify /tmp/job out --roles param",
+    .options = options,
+    .run = run,
+};

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# reshard convert and verify: formats hold the same, what is there is not overwritten, nothing half-done is left,
+# and differences and damage are named.
+set -u
+. "$(dirname "$0")/lib.sh"
+
+seq 1 6000 >data
+small=(train --model llama-tiny --data data --seq 16 --global-batch 4 --micro-batch 2)
+expect 0 'saved step 2' "${small[@]}" --layout tp=2,dp=2,zero=1 --steps 2 --job cvjob --dtype bf16
+
+expect 0 'would write hf: 38 tensors' convert cvjob hf --to safetensors --dry-run
+check "nothing was made" test ! -e hf
+expect 0 'wrote hf: 38 tensors, 5.66 MiB in 1 file' convert cvjob hf --to safetensors
+refuse 1 'hf: is there already' convert cvjob hf --to safetensors
+expect 0 'in [0-9]+ files' convert cvjob hf --to safetensors --force --max-shard-size 1000000
+check "an index and no rest" bash -c "ls -a hf . | grep -c reshard | grep -qx 0 && test -e hf/model.safetensors.index.json"
+holds '{t["dtype"] for t in j["tensors"]} == {"bfloat16"} and len(j["tensors"]) == 38 and not j["warnings"] and
+    "model.layers.3.mlp.down_proj.weight" in {t["name"] for t in j["tensors"]}' inspect hf --json
+expect 0 '^equal: 38 tensors' verify cvjob hf --roles param
+expect 1 'master of .*: only in the first' verify cvjob hf
+refuse 1 'no optimizer state; --weights-only' convert hf native --to native
+expect 0 'wrote native' convert hf native --to native --weights-only
+expect 0 '^equal: 38 tensors' verify native hf
+expect 0 'wrote full: 44 tensors' convert cvjob full --to native
+expect 0 '^equal: 44 tensors' verify full cvjob
+expect 0 'checksums: all 44 are right' verify full
+expect 0 'structure only' verify hf
+expect 0 'goes on|step 3/3' train --resume cvjob --steps 3 --override steps --layout pp=2
+expect 1 '^different: 44 tensors' verify full cvjob
+expect 0 '^equal: 44 tensors' verify full cvjob/checkpoints/step-00000002
+expect 1 'elements differ, the first at \[' verify full cvjob --rtol 1e-9
+expect 0 '^equal' verify full cvjob --atol 10
+refuse 2 'nowhere' verify full nowhere
+printf X | dd of=full/step-00000002/rank-00000.safetensors bs=1 seek=300000 conv=notrunc 2>/dev/null
+expect 1 'rank-00000.safetensors: byte .* is damaged' verify full
+holds 'j["findings"] and j["proof"] == "checksums"' verify full --json
+
+# No room: nothing is left at the target.
+if mkdir small && mount -t tmpfs -o size=2m tmpfs small 2>/dev/null; then
+    refuse 1 'No space left' convert cvjob small/out --to safetensors
+    check "nothing is left" bash -c "test -z \"\$(ls small)\""
+    umount small
+else
+    echo "skipped: the test of a full disk needs the right to mount one"
+fi
+
+# PyTorch reads what was written, where there is one with a reader of safetensors; else the bytes by hand.
+check "the weights, read by hand" python3 -c "
+import json, struct, glob
+names = {}
+for path in glob.glob('hf/*.safetensors'):
+    f = open(path, 'rb')
+    n = struct.unpack('<Q', f.read(8))[0]
+    head = json.loads(f.read(n))
+    assert head.pop('__metadata__') == {'format': 'pt'}
+    names.update({k: v['shape'] for k, v in head.items()})
+index = json.load(open('hf/model.safetensors.index.json'))
+assert set(index['weight_map']) == set(names) and names['model.embed_tokens.weight'] == [256, 256]
+assert index['metadata']['total_size'] == 5935616, index['metadata']
+"
+check_clean cvjob
+finish

@@ -1,0 +1,159 @@
+/* Conversions that fail or die at every write, sync and rename: the target is absent, or as it was,
+ * or complete; and what was converted holds the same. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "ckpt/publish.h"
+#include "pattern.h"
+#include "reshard/convert.h"
+#include "reshard/layout.h"
+#include "reshard/native.h"
+
+#define OK(call) assert_int_equal(call, RS_OK)
+
+static char root[] = "/dev/shm/unit-convert-XXXXXX";
+static char source[64], target[64];
+
+/* A checkpoint of a small model on one rank. */
+static int make_source(void **state)
+{
+    (void)state;
+    rs_model model = pattern_model();
+    rs_space *space;
+    rs_placement *placement;
+    rs_layout layout;
+    rs_memory memory = {0};
+    rs_save *save = NULL;
+    rs_save_name name = {source, 3, "unit-1"};
+    rs_save_about about = {"dp=1", 1, "{}"};
+    char *record;
+    assert_non_null(mkdtemp(root));
+    snprintf(source, sizeof source, "%s/source", root);
+    snprintf(target, sizeof target, "%s/target", root);
+    model.hidden = 8;
+    model.layers = 2;
+    OK(rs_model_space(&model, RS_DTYPE_F32, &space));
+    OK(rs_layout_parse("dp=1", &layout));
+    OK(rs_layout_placement(space, &layout, &placement));
+    OK(rs_memory_allocate(placement, 0, &memory));
+    assert_true(pattern_fill(placement, 0, &memory, 1));
+    OK(rs_save_prepare(&name));
+    OK(rs_save_begin(placement, 0, &memory, &save));
+    OK(rs_save_write(save, &name));
+    OK(rs_save_record(save, &record));
+    OK(rs_save_commit(&name, space, &about, (const char *const *)&record, 1));
+    free(record);
+    rs_save_destroy(save);
+    rs_memory_free(&memory);
+    rs_placement_destroy(placement);
+    rs_space_destroy(space);
+    return 0;
+}
+
+static int remove_root(void **state)
+{
+    (void)state;
+    return rs_remove_folder(root) != RS_OK;
+}
+
+static rs_status convert(const char *to, bool force)
+{
+    rs_convert_options how = {.to = to, .force = force, .shard_bytes = 40000};
+    rs_checkpoint *checkpoint;
+    OK(rs_checkpoint_open(source, NULL, &checkpoint));
+    rs_status status = rs_convert(checkpoint, target, &how, NULL);
+    rs_checkpoint_close(checkpoint);
+    return status;
+}
+
+/* What is at the target, if anything, holds what the source does. */
+static bool check_target(const char *role)
+{
+    rs_checkpoint *a, *b;
+    rs_compare_options how = {.role = role};
+    rs_compare_report report;
+    if (access(target, F_OK) != 0)
+        return false;
+    OK(rs_checkpoint_open(source, NULL, &a));
+    OK(rs_checkpoint_open(target, NULL, &b));
+    OK(rs_compare(a, b, &how, NULL, NULL, &report));
+    assert_int_equal(report.different, 0);
+    assert_true(report.tensors > 20);
+    assert_int_equal(rs_checkpoint_warning_count(b), 0);
+    rs_checkpoint_close(a);
+    rs_checkpoint_close(b);
+    return true;
+}
+
+static void fail_everywhere(const char *to, const char *role)
+{
+    static const rs_fault points[] = {RS_FAULT_WRITE, RS_FAULT_SYNC, RS_FAULT_RENAME};
+    for (size_t p = 0; p < sizeof points / sizeof *points; p++) {
+        for (int n = 1;; n++) {
+            rs_fault_arm(points[p], n, 1);
+            rs_status status = convert(to, false);
+            bool clean = rs_fault_pending(points[p]);
+            rs_fault_arm(points[p], 0, 0);
+            assert_true(clean == (status == RS_OK));
+            assert_true(check_target(role) || !clean);
+            OK(rs_remove_folder(target));
+            if (clean)
+                break;
+        }
+    }
+}
+
+static void test_failures(void **state)
+{
+    (void)state;
+    fail_everywhere("safetensors", "param");
+    fail_everywhere("native", NULL);
+}
+
+/* Killed before each of them; then done once more over what was left, replacing nothing whole. */
+static void test_deaths(void **state)
+{
+    (void)state;
+    int deaths = 0;
+    for (int n = 1;; n++) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            rs_fault_arm(RS_FAULT_DIE, n, 1);
+            _exit(convert("safetensors", false) == RS_OK ? 0 : 1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        check_target("param");
+        OK(convert("safetensors", true));
+        assert_true(check_target("param"));
+        assert_int_equal(convert("safetensors", false), RS_ERR_EXISTS);
+        OK(rs_remove_folder(target));
+        if (WIFEXITED(status)) {
+            assert_int_equal(WEXITSTATUS(status), 0);
+            break;
+        }
+        assert_int_equal(WTERMSIG(status), SIGKILL);
+        deaths++;
+    }
+    assert_true(deaths >= 30);
+}
+
+int main(void)
+{
+    const struct CMUnitTest all[] = {
+        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_deaths),
+    };
+    return cmocka_run_group_tests(all, make_source, remove_root);
+}
