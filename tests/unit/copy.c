@@ -87,7 +87,7 @@ static void random_extent(int ndim, int64_t *extent)
     int64_t volume = 1;
     for (int d = 0; d < ndim; d++) {
         extent[d] = sizes[draw(16)];
-        while (volume * extent[d] > 200000)
+        while (volume * extent[d] > 60000)
             extent[d] = 1 + extent[d] / 4;
         volume *= extent[d];
     }
