@@ -25,7 +25,8 @@ typedef struct rs_move {
     rs_move_peer peer;    /* for copies of reach RS_REACH_NODE; may be NULL if there are none */
     void *peer_context;
     int64_t window; /* bytes in flight and staging budget; 0: RS_MOVE_WINDOW */
-    rs_sums *after; /* filled for what was copied; may be NULL */
+    rs_sums *after; /* the sums of what was copied; cells known beforehand are left as they are.
+                       May be NULL. After an error, not to be built on. */
     /* Tight mode, if not NULL: the old arena, whose pages are given back as the order allows, and
      * the new one (rs_arena_create_sparse), in which a copy's room is reserved just before it is
      * written and progress is marked. If any rank gives them, then every rank: one that held
