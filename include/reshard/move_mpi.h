@@ -38,9 +38,9 @@ typedef struct rs_move {
 } rs_move;
 
 /*
- * Runs this rank's plan. Collective over `comm`: all ranks return the same status; a rank that
- * fails locally keeps serving its peers until the phase ends. RS_ERR_PEER where another rank
- * failed.
+ * Runs this rank's plan. Collective over `comm`; it succeeds on all ranks or on none. A rank that
+ * fails returns why, after it has served its peers to the end of the phase; the others return
+ * RS_ERR_PEER and name one that failed.
  */
 rs_status rs_move_run(const rs_move *move, rs_move_report *report) RS_MUST_CHECK;
 
