@@ -115,6 +115,9 @@ char *rs_layout_format(const rs_layout *layout, char *text);
  * "; experts per stage: etp1 ep8 edp2". Same buffer rule. */
 char *rs_layout_describe(const rs_layout *layout, char *text);
 
+/* The same, with the experts' mesh wherever `space` has experts or it is another one. */
+char *rs_layout_describe_for(const rs_layout *layout, const rs_space *space, char *text);
+
 /* Whether both mean the same. */
 bool rs_layout_equal(const rs_layout *a, const rs_layout *b);
 

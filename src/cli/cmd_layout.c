@@ -293,7 +293,7 @@ static int show(
         char text[RS_LAYOUT_TEXT], meaning[RS_LAYOUT_TEXT];
         subject_print(s);
         printf("layout  %s: %s\n", rs_layout_format(layout, text),
-            rs_layout_describe(layout, meaning));
+            rs_layout_describe_for(layout, s->space, meaning));
         if (args->rank >= 0)
             print_rank(s, layout, placement, (int)args->rank, &shards);
         else

@@ -126,8 +126,8 @@ static void print_layout(const report *r, const char *label, const rs_layout *la
 {
     char text[RS_LAYOUT_TEXT], meaning[RS_LAYOUT_TEXT];
     int64_t per_node = r->args->ranks_per_node, world = rs_layout_world(layout);
-    printf(
-        "%-7s %s: %s", label, rs_layout_format(layout, text), rs_layout_describe(layout, meaning));
+    printf("%-7s %s: %s", label, rs_layout_format(layout, text),
+        rs_layout_describe_for(layout, rs_placement_space(r->before), meaning));
     if (per_node > 0)
         printf("; %" PRId64 " nodes of %" PRId64, (world + per_node - 1) / per_node, per_node);
     printf("\n");

@@ -308,7 +308,7 @@ void picture_holders(svg *s, const picture *p, const rs_layout *layout, const ch
     svg_text(
         s, PICTURE_MARGIN + 70, 14, (svg_style){.size = 15}, "%s", rs_layout_format(layout, text));
     svg_style small = {.size = 12, .anchor = SVG_FINISH, .fill = "#57606a"};
-    rs_layout_describe(layout, meaning);
+    rs_layout_describe_for(layout, a.space, meaning);
     if (a.group > 1)
         svg_text(s, PICTURE_WIDTH - PICTURE_MARGIN, 14, small, "%s; a row is %d ranks", meaning,
             a.group);

@@ -79,8 +79,8 @@ json_t *subject_layout_json(const rs_layout *layout, const rs_placement *placeme
                 bytes.max_holder, "min", (json_int_t)bytes.min, "min_rank", bytes.min_holder));
     }
     return json_pack("{s:s, s:s, s:i, s:o}", "layout", rs_layout_format(layout, text), "describe",
-        rs_layout_describe(layout, meaning), "world", rs_layout_world(layout), "state_bytes",
-        state);
+        rs_layout_describe_for(layout, space, meaning), "world", rs_layout_world(layout),
+        "state_bytes", state);
 }
 
 void subject_print(const subject *s)

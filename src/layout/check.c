@@ -230,19 +230,18 @@ static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
 /* A space that the trainer does not know how to compute with. */
 static rs_status check_tensors(const rs_space *space)
 {
-    for (int i = 0; i < rs_space_tensor_count(space); i++) {
-        const rs_tensor *tensor = rs_space_tensor(space, i);
-        if (rs_tensor_mesh(tensor) == RS_EXPERTS)
-            return rs_error_set(
-                RS_ERR_UNSUPPORTED, "tensor %s: the trainer has no experts yet", tensor->name);
+    for (int i = 0; i < rs_space_tensor_count(space); i++)
+        if (rs_tensor_mesh(rs_space_tensor(space, i)) == RS_EXPERTS)
+            return rs_error_set(RS_ERR_UNSUPPORTED, "tensor %s: the trainer has no experts yet",
+                rs_space_tensor(space, i)->name);
+    for (int i = 0; i < rs_space_tensor_count(space); i++)
         for (int r = 0; r < rs_space_role_count(space); r++)
             if (rs_space_dtype(space, i, r) != rs_space_role(space, r)->dtype)
                 return rs_error_set(RS_ERR_UNSUPPORTED,
                     "tensor %s, role %s: the trainer wants one element type for all tensors, this "
                     "one has %s",
-                    tensor->name, rs_space_role(space, r)->name,
+                    rs_space_tensor(space, i)->name, rs_space_role(space, r)->name,
                     rs_dtype_name(rs_space_dtype(space, i, r)));
-    }
     return RS_OK;
 }
 

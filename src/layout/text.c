@@ -426,15 +426,25 @@ char *rs_layout_format(const rs_layout *layout, char *text)
     return text;
 }
 
-char *rs_layout_describe(const rs_layout *layout, char *text)
+static char *describe(const rs_layout *layout, bool experts, char *text)
 {
     writer w = {.text = text};
     put(&w, "world %d = tp%d cp%d dp%d pp%d", rs_layout_world(layout), layout->tp, layout->cp,
         layout->dp, layout->pp);
-    if (layout->ep > 1 || rs_layout_etp(layout) != layout->tp)
+    if (experts || layout->ep > 1 || rs_layout_etp(layout) != layout->tp)
         put(&w, "; experts per stage: etp%d ep%d edp%d", rs_layout_etp(layout), layout->ep,
             rs_layout_edp(layout));
     return text;
+}
+
+char *rs_layout_describe(const rs_layout *layout, char *text)
+{
+    return describe(layout, false, text);
+}
+
+char *rs_layout_describe_for(const rs_layout *layout, const rs_space *space, char *text)
+{
+    return describe(layout, rs_space_expert_count(space) > 0, text);
 }
 
 bool rs_layout_equal(const rs_layout *a, const rs_layout *b)

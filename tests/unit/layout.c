@@ -327,6 +327,25 @@ static void test_experts(void **state)
     assert_true(begin == 0 && end == 5);
 }
 
+/* For a model with experts both meshes are told, though they be the same. */
+static void test_describe_for(void **state)
+{
+    (void)state;
+    rs_model model;
+    rs_space *space;
+    char text[RS_LAYOUT_TEXT];
+    rs_layout layout = parsed("tp=2,dp=3");
+    assert_int_equal(rs_model_load("mixtral-tiny", &model), RS_OK);
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
+    assert_string_equal(rs_layout_describe_for(&layout, space, text),
+        "world 6 = tp2 cp1 dp3 pp1; experts per stage: etp2 ep1 edp3");
+    rs_space_destroy(space);
+    assert_int_equal(rs_model_load("llama-tiny", &model), RS_OK);
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
+    assert_string_equal(rs_layout_describe_for(&layout, space, text), "world 6 = tp2 cp1 dp3 pp1");
+    rs_space_destroy(space);
+}
+
 /* Both meshes of a stage's ranks: Megatron's numbering, and groups that follow. */
 static void test_expert_mesh(void **state)
 {
@@ -533,6 +552,7 @@ int main(void)
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_experts),
         cmocka_unit_test(test_expert_mesh),
+        cmocka_unit_test(test_describe_for),
         cmocka_unit_test(test_trainable),
         cmocka_unit_test(test_flat_range),
         cmocka_unit_test(test_worked_example),

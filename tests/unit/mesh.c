@@ -404,28 +404,38 @@ static void check_rank(
 static void test_many_ranks(void **state)
 {
     (void)state;
-    static const char *const layouts[] = {"tp=8,pp=16,dp=128,zero=1", "tp=7,pp=13,dp=180,zero=3",
-        "tp=64,dp=256,zero=1,order=dp-tp-pp"};
-    rs_model model;
-    rs_space *space;
-    assert_int_equal(rs_model_load("llama3-70b", &model), RS_OK);
-    assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
+    static const struct {
+        const char *model;
+        const char *layout;
+    } rows[] = {
+        {"llama3-70b", "tp=8,pp=16,dp=128,zero=1"},
+        {"llama3-70b", "tp=7,pp=13,dp=180,zero=3"},
+        {"llama3-70b", "tp=64,dp=256,zero=1,order=dp-tp-pp"},
+        {"llama3-70b", "tp=8,cp=4,pp=16,vpp=5,dp=32,zero=3,zero_cut=dim0,shard=32"},
+        {"deepseek-v3", "tp=2,pp=16,dp=512,ep=64,etp=1,zero=1"},
+        {"deepseek-v3", "tp=4,cp=2,pp=8,dp=256,ep=512,zero=3,zero_cut=dim0,order=ep-tp-dp-cp-pp"},
+        {"deepseek-v3", "pp=31,dp=528,ep=88,zero=3,zero_cut=param,shard=66"},
+    };
     rs_shard_list shards = {0};
     rs_holding_list found = {0};
     clock_t begin = clock();
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        rs_model model;
+        rs_space *space;
         rs_layout layout;
         rs_placement *placement;
-        assert_int_equal(rs_layout_parse(layouts[i], &layout), RS_OK);
+        assert_int_equal(rs_model_load(rows[i].model, &model), RS_OK);
+        assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
+        assert_int_equal(rs_layout_parse(rows[i].layout, &layout), RS_OK);
         assert_int_equal(rs_layout_placement(space, &layout, &placement), RS_OK);
         for (int k = 0; k < 100; k++)
             check_rank(placement, k * (rs_layout_world(&layout) / 100), &shards, &found);
         rs_placement_destroy(placement);
+        rs_space_destroy(space);
     }
     assert_true(clock() - begin < 2 * CLOCKS_PER_SEC);
     rs_shard_list_fini(&shards);
     rs_holding_list_fini(&found);
-    rs_space_destroy(space);
 }
 
 /* ---- what a layout cannot place ---- */
