@@ -145,7 +145,7 @@ static void test_any_layout_reads_any(void **state)
 {
     (void)state;
     uint64_t random = 20261130;
-    for (int round = 0; round < 40; round++) {
+    for (int round = 0; round < 20; round++) {
         rs_space *space = random_space(&random);
         rs_layout from = random_layout(&random, 12, rs_space_layer_count(space));
         rs_native *native;
