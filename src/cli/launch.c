@@ -293,6 +293,8 @@ static void describe_death(const launch *l, const noise_death *death)
     if (death->signal > 0)
         snprintf(how, sizeof how, "was killed by signal %d (%s)", death->signal,
             strsignal(death->signal));
+    else if (death->lost > 0)
+        snprintf(how, sizeof how, "died");
     else
         snprintf(how, sizeof how, "ended with exit code %d", death->exit_code);
     cli_error(l->command, CLI_FAILURE, "%s %s after step %" PRId64 "; the job has ended", who, how,
@@ -312,8 +314,12 @@ static int conclude(watch *w)
     noise_death death = w->streams[1].death;
     if (death.rank < 0 && death.pid == 0)
         death = w->streams[0].death;
+    /* What the launcher says of another process is then about one that followed. */
+    long lost = w->streams[0].death.lost > 0 ? w->streams[0].death.lost : w->streams[1].death.lost;
+    if (lost > 0 && lost != death.pid)
+        death = (noise_death){.rank = -1, .pid = lost, .lost = lost};
     bool reported = w->streams[0].rank_reported || w->streams[1].rank_reported;
-    if (death.signal > 0 || (death.exit_code > 0 && !reported)) {
+    if (death.signal > 0 || death.lost > 0 || (death.exit_code > 0 && !reported)) {
         complete(l, &death);
         describe_death(l, &death);
     } else if (!reported && WIFSIGNALED(w->status)) {

@@ -6,6 +6,9 @@
  * inside are kept aside and read; all other lines belong to the ranks. Whoever finds no explanation
  * anywhere else shows what was kept aside, so that nothing is lost, for example when the launcher
  * could not start.
+ *
+ * MPICH's transport UCX aborts a rank that reads from a peer that has died, with a backtrace. The
+ * launcher may then name the rank that noticed, so what it noticed is kept too.
  */
 #include "cli/noise.h"
 
@@ -98,6 +101,25 @@ static void study(noise *n, const char *line)
     }
 }
 
+/* True for a line in which UCX tells that a peer is gone, and for its backtrace. */
+static bool is_ucx(noise *n, const char *line)
+{
+    if (strncmp(line, "==== backtrace (tid:", 20) == 0) {
+        n->in_backtrace = true;
+        return true;
+    }
+    if (n->in_backtrace) {
+        n->in_backtrace = strncmp(line, "=====", 5) != 0;
+        return true;
+    }
+    const char *at = strstr(line, " process_vm_");
+    if (at == NULL || strstr(at, "No such process") == NULL || (at = strstr(at, "(pid=")) == NULL)
+        return false;
+    if (n->death.lost == 0)
+        n->death.lost = strtol(at + 5, NULL, 10);
+    return true;
+}
+
 /* Lines of the launcher that stand outside its banners. */
 static bool is_stray(const char *line)
 {
@@ -128,6 +150,11 @@ static void pass(const noise *n, const char *bytes, size_t count)
 static void take_line(noise *n)
 {
     const char *line = n->line.data;
+    if (is_ucx(n, line)) {
+        rs_text_append(&n->held, "%s", line);
+        rs_text_fini(&n->line);
+        return;
+    }
     bool rule = is_rule(line, '-') || is_rule(line, '=');
     if (rule)
         n->in_banner = !n->in_banner;

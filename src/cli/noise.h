@@ -17,6 +17,7 @@ typedef struct noise_death {
     long pid;
     int signal;
     int exit_code;
+    long lost; /* a process that another rank found gone, before the launcher said anything */
     char host[64];
 } noise_death;
 
@@ -26,6 +27,7 @@ typedef struct noise {
     rs_text line;       /* begun, not ended */
     rs_text held;       /* what was taken out, in case nothing explains the end */
     bool in_banner;     /* between two rules of a banner */
+    bool in_backtrace;  /* between the lines around one of UCX's */
     bool rank_reported; /* a rank said itself what was wrong */
     noise_death death;
 } noise;

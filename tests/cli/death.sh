@@ -38,7 +38,7 @@ rank_process() {
 
 begin clikill
 kill -9 "$(rank_process clikill 1)"
-ends clikill 1 15 '^reshard train: rank 1 \(process [0-9]+ on [^ ]+\) was killed by signal 9 \(Killed\) after step [0-9]+'
+ends clikill 1 15 '^reshard train: rank 1 \(process [0-9]+ on [^ ]+\) (was killed by signal 9 \(Killed\)|died) after step [0-9]+'
 [ "$(grep -c '^reshard train: ' clikill.log)" -eq 1 ] && ! grep -qE -- '-----|=====' clikill.log
 verdict "one line, no banners" $? "$(tail -20 clikill.log)"
 expect 0 'it was killed|failed' status clikill
