@@ -37,17 +37,24 @@ shared_files() {
     find /dev/shm -maxdepth 1 -name 'reshard-*' 2>/dev/null | sort
 }
 
-# Fails if the tests left a file that no process maps any more.
+# Prints the files of jobs that are new since $1 and that no process maps.
+left_over() {
+    local file
+    comm -13 <(echo "$1") <(shared_files) | while IFS= read -r file; do
+        grep -qsF "$file" /proc/[0-9]*/maps || echo "left in shared memory: $file"
+    done
+}
+
+# Fails if the tests left a file; what somebody else is making or removing right now gets a moment.
 check_left_over() {
-    local file left=0
-    while IFS= read -r file; do
-        [ -n "$file" ] || continue
-        if ! grep -qsF "$file" /proc/[0-9]*/maps; then
-            echo "left in shared memory: $file"
-            left=1
-        fi
-    done < <(comm -13 <(echo "$1") <(shared_files))
-    [ $left -eq 0 ] && echo "check: nothing left in /dev/shm"
+    local try left
+    for try in 1 2 3 4 5; do
+        left=$(left_over "$1")
+        [ -z "$left" ] && break
+        [ "$try" -eq 5 ] || sleep 1
+    done
+    echo "${left:-check: nothing left in /dev/shm}"
+    [ -z "$left" ]
 }
 
 run_tests() {
