@@ -179,6 +179,13 @@ static void test_cuts(void **state)
                 }
             good(&run);
         }
+    /* A rank that has none of a tensor that is cut: a part is missing, not empty. */
+    syn_run half = syn_usual(2, 2, 1);
+    syn_add(&half, "w", SYN_ROWS, 0, 2, 8, 4);
+    syn_add(&half, "v", SYN_ROWS, 0, 2, 6, 4);
+    half.absent = 1;
+    half.absent_tp = 1;
+    refused(&half, "\"v\": tensor-parallel rank 1 of 2 has none of it");
     /* A part that does not divide, and no widths. */
     syn_run run = syn_usual(2, 1, 1);
     syn_param *p = syn_add(&run, "qkv", SYN_UNEVEN, 0, 2, 6, 2);
@@ -336,6 +343,163 @@ static void test_g07(void **state)
     good(&run);
 }
 
+/* Without ZeRO the optimizer has numbers and no names: two weights of one shape and one state.
+ * Which is the frozen one, nothing says. */
+static void test_ambiguous(void **state)
+{
+    (void)state;
+    for (int frozen = 0; frozen < 2; frozen++) {
+        build b = {0};
+        float numbers[4] = {1, 2, 3, 4};
+        int64_t four = 4;
+        mkdir(folder, 0755);
+        build_dict(&b);
+        build_text(&b, "module");
+        build_dict(&b);
+        build_text(&b, "a");
+        build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+        if (frozen) {
+            build_text(&b, "b");
+            build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+        }
+        build_dict_end(&b);
+        build_text(&b, "optimizer");
+        build_dict(&b);
+        build_text(&b, "state");
+        build_dict(&b);
+        build_int(&b, 0);
+        build_dict(&b);
+        build_text(&b, "exp_avg");
+        build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+        build_dict_end(&b);
+        build_dict_end(&b);
+        build_text(&b, "param_groups");
+        build_list(&b);
+        build_dict(&b);
+        build_text(&b, "params");
+        build_list(&b);
+        build_int(&b, 0);
+        build_list_end(&b);
+        build_dict_end(&b);
+        build_list_end(&b);
+        build_dict_end(&b);
+        build_dict_end(&b);
+        build_write(&b, in_folder(folder, "mp_rank_00_model_states.pt"), NULL);
+        rs_status status = read_everything(folder, NULL);
+        assert_int_equal(status, frozen ? RS_ERR_UNSUPPORTED : RS_OK);
+        if (frozen)
+            assert_non_null(strstr(rs_error_message(), "more than one assignment"));
+        syn_remove(folder);
+    }
+}
+
+static void write_bare(const char *name, int64_t count)
+{
+    build b = {0};
+    float numbers[16];
+    for (int i = 0; i < 16; i++)
+        numbers[i] = (float)i;
+    build_tensor(&b, RS_DTYPE_F32, 1, &count, numbers);
+    build_write(&b, in_folder(folder, name), NULL);
+}
+
+/* A universal folder from ZeRO-3: flat tensors, whose shapes the model file has. */
+static void test_universal(void **state)
+{
+    (void)state;
+    static const char *const folders[] = {"zero", "zero/w", "zero/v"};
+    build b = {0};
+    mkdir(folder, 0755);
+    for (int i = 0; i < 3; i++)
+        mkdir(in_folder(folder, folders[i]), 0755);
+    build_dict(&b);
+    build_text(&b, "module");
+    build_dict(&b);
+    build_dict_end(&b);
+    build_text(&b, "param_shapes");
+    build_list(&b);
+    build_dict(&b);
+    build_text(&b, "w");
+    build_size(&b, 2, (int64_t[]){2, 3});
+    build_dict_end(&b);
+    build_list_end(&b);
+    build_dict_end(&b);
+    build_write(&b, in_folder(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt"), NULL);
+    write_bare("zero/w/fp32.pt", 6);
+    write_bare("zero/w/exp_avg.pt", 6);
+    rs_checkpoint *checkpoint;
+    if (rs_checkpoint_open(folder, NULL, &checkpoint) != RS_OK)
+        fail_msg("%s", rs_error_message());
+    int64_t index = rs_checkpoint_find(checkpoint, "w", "exp_avg");
+    assert_true(index >= 0);
+    const rs_checkpoint_entry *entry = rs_checkpoint_entry_at(checkpoint, (size_t)index);
+    assert_true(entry->ndim == 2 && entry->shape[0] == 2 && entry->shape[1] == 3);
+    float last;
+    rs_box box = {.ndim = 2, .offset = {1, 2}, .extent = {1, 1}};
+    assert_int_equal(
+        rs_checkpoint_read(checkpoint, (size_t)index, &box, &last, sizeof last), RS_OK);
+    assert_true(last == 5);
+    rs_checkpoint_close(checkpoint);
+    write_bare("zero/w/exp_avg.pt", 7);
+    assert_int_equal(read_everything(folder, NULL), RS_ERR_MALFORMED);
+    assert_non_null(strstr(rs_error_message(), "has 7 elements, the model files give \"w\" 6"));
+    remove(in_folder(folder, "zero/w/exp_avg.pt"));
+    write_bare("zero/v/exp_avg.pt", 7);
+    assert_int_equal(read_everything(folder, NULL), RS_ERR_MALFORMED);
+    assert_non_null(strstr(rs_error_message(), "has no fp32.pt"));
+    remove(in_folder(folder, "zero/v/exp_avg.pt"));
+    remove(in_folder(folder, "zero/w/fp32.pt"));
+    assert_int_equal(read_everything(folder, NULL), RS_ERR_MALFORMED);
+    assert_non_null(strstr(rs_error_message(), "has no folder \"w\""));
+    for (int i = 3; i-- > 0;)
+        remove(in_folder(folder, folders[i]));
+    syn_remove(folder);
+}
+
+/* Two records of a zip that overlap: each alone is whole. */
+static void test_overlap(void **state)
+{
+    (void)state;
+    build b = {0};
+    float numbers[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    int64_t eight = 8;
+    build_list(&b);
+    build_tensor(&b, RS_DTYPE_F32, 1, &eight, numbers);
+    build_tensor(&b, RS_DTYPE_F32, 1, &eight, numbers);
+    build_list_end(&b);
+    const char *path = in_folder(scratch_folder(), "overlap.pt");
+    build_write(&b, path, NULL);
+    assert_int_equal(read_everything(path, NULL), RS_OK);
+    size_t bytes, at = 0;
+    unsigned char *data = slurp(path, &bytes);
+    for (size_t i = 0; i + 60 < bytes; i++)
+        if (memcmp(data + i, "PK\1\2", 4) == 0 && memcmp(data + i + 46, "archive/data/0", 14) == 0)
+            at = i;
+    assert_true(at > 0);
+    /* Swapped places: no overlap, but each has the other's bytes. */
+    unsigned char *other = data + at + 60;
+    for (int i = 42; i < 46; i++) {
+        unsigned char c = data[at + (size_t)i];
+        data[at + (size_t)i] = other[i];
+        other[i] = c;
+    }
+    scratch_file("overlap.pt", data, bytes);
+    assert_int_equal(read_everything(path, NULL), RS_ERR_MALFORMED);
+    assert_non_null(strstr(rs_error_message(), "the local header says \"archive/data/1\""));
+    for (int i = 42; i < 46; i++) {
+        unsigned char c = data[at + (size_t)i];
+        data[at + (size_t)i] = other[i];
+        other[i] = c;
+    }
+    data[at + 20] += 16; /* both sizes, and the record reaches into the next one's header */
+    data[at + 24] += 16;
+    scratch_file("overlap.pt", data, bytes);
+    free(data);
+    assert_int_equal(read_everything(path, NULL), RS_ERR_MALFORMED);
+    assert_non_null(
+        strstr(rs_error_message(), "\"archive/data/0\" and \"archive/data/1\" overlap"));
+}
+
 static rs_status open_file(const char *path, rs_checkpoint **out)
 {
     rs_status status = rs_checkpoint_open(path, NULL, out);
@@ -453,6 +617,9 @@ int main(void)
         cmocka_unit_test(test_warnings),
         cmocka_unit_test(test_j07),
         cmocka_unit_test(test_g07),
+        cmocka_unit_test(test_ambiguous),
+        cmocka_unit_test(test_universal),
+        cmocka_unit_test(test_overlap),
         cmocka_unit_test(test_containers),
         cmocka_unit_test(test_byte_order),
     };

@@ -25,6 +25,7 @@ syn_run syn_usual(int tp, int dp, int stage)
         .groups = 1,
         .states = {3, 3, 3, 3},
         .omit = -1,
+        .absent = -1,
         .empty_rank = -1,
         .differs = -1};
 }
@@ -217,6 +218,11 @@ static void write_info(build *b, const syn_run *run)
     build_dict_end(b);
 }
 
+static bool is_on(const syn_run *run, int param, int t)
+{
+    return param != run->absent || t != run->absent_tp;
+}
+
 static void write_shapes(build *b, const syn_run *run, int t)
 {
     build_text(b, "param_shapes");
@@ -225,7 +231,7 @@ static void write_shapes(build *b, const syn_run *run, int t)
         build_dict(b);
         for (int i = 0; i < run->count; i++) {
             int64_t shape[3], count;
-            if (run->params[i].group != g || i == run->omit)
+            if (run->params[i].group != g || i == run->omit || !is_on(run, i, t))
                 continue;
             free(local_elements(run, &run->params[i], t, shape, &count));
             build_text(b, run->params[i].name);
@@ -245,6 +251,8 @@ static void write_model(const syn_run *run, const char *folder, int t, int rank)
     build_dict(&b);
     for (int i = 0; i < run->count; i++) {
         int64_t shape[3], count, none = 0;
+        if (!is_on(run, i, t))
+            continue;
         float *values = local_values(run, i, 0, t, shape, &count);
         build_text(&b, run->params[i].name);
         if (run->stage == 3)
@@ -291,7 +299,7 @@ static float *flat_values(
     *real = 0;
     for (int i = 0; i < run->count; i++) {
         int64_t shape[3], n;
-        if (run->params[i].group != group)
+        if (run->params[i].group != group || !is_on(run, i, t))
             continue;
         float *values = local_values(run, i, role, t, shape, &n);
         if (run->stage == 3) {

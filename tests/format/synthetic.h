@@ -52,10 +52,11 @@ typedef struct syn_run {
     bool group_step;    /* in param_groups, where nobody updates it: 0 */
     int stage_form;     /* zero_stage as 0: int, 1: enum by value, 2: by name, 3: absent */
     bool bf16_moments;
-    bool scaler_differs; /* on the last rank */
-    int omit;            /* this param is left out of param_shapes; -1: none */
-    int empty_rank;      /* this rank's master of group 0 is empty; -1: none */
-    int written;         /* ranks that have files; 0: all */
+    bool scaler_differs;   /* on the last rank */
+    int omit;              /* this param is left out of param_shapes; -1: none */
+    int absent, absent_tp; /* this param is not on this tp rank; -1: none */
+    int empty_rank;        /* this rank's master of group 0 is empty; -1: none */
+    int written;           /* ranks that have files; 0: all */
     int differs;       /* on this tp rank, element 2 of params[1]'s weight is 1.5 more; -1: none */
     bool shift_weight; /* element 0 of params[0]'s weight is not its master rounded */
     const char *alias; /* of params[0], in shared_params; NULL */

@@ -350,6 +350,7 @@ static void test_hostile_pickles(void **state)
             "appends to what is no list"},
         {P("\x80\x02h\x05."), "memo slot 5 is read, 0 are set"},
         {P("\x80\x02]r\xff\xff\xff\xff."), "memo slot 4294967295 is set while 0 are in use"},
+        {P("\x80\x02]r\x05\0\0\0."), "memo slot 5 is set while 0 are in use"},
         {P("\x80\x02."), "ends with 0 values"},
         {P("\x80\x02]]."), "ends with 2 values"},
         {P("\x80\x02(]."), "1 open marks"},
