@@ -206,9 +206,8 @@ static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
         {"stages=", layout->stage_count > 0},
         {"sequence parallel (sp)", layout->sp},
         {"zero above 1", layout->zero > 1},
-        {"shard=",
-            layout->zero > 0 && layout->shard > 0 && layout->shard != layout->dp * layout->cp},
-        {"zero_cut other than concat", layout->zero > 0 && layout->zero_cut != RS_CUT_CONCAT},
+        {"shard=", layout->shard > 0 && layout->shard != layout->dp * layout->cp},
+        {"zero_cut other than concat", layout->zero_cut != RS_CUT_CONCAT},
     };
     *fits = *layout;
     fits->dp *= layout->cp;

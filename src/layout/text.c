@@ -263,7 +263,9 @@ static rs_status settle(parsed *all)
     RS_TRY(rs_layout_check(layout));
     if (layout->etp == layout->tp)
         layout->etp = 0;
-    if (layout->shard == layout->cp * layout->dp)
+    if (layout->zero == 0)
+        layout->zero_cut = RS_CUT_CONCAT;
+    if (layout->zero == 0 || layout->shard == layout->cp * layout->dp)
         layout->shard = 0;
     return RS_OK;
 }

@@ -71,6 +71,9 @@ static void test_text(void **state)
         assert_true(rs_layout_equal(&layout, &again));
         assert_string_equal(rs_layout_describe(&layout, text), rows[i].meaning);
     }
+    /* Nor does it stay in the layout: whoever raises zero later divides as usual. */
+    rs_layout idle = parsed("dp=4,shard=2,zero_cut=param");
+    assert_true(idle.shard == 0 && idle.zero_cut == RS_CUT_CONCAT);
     rs_layout a = parsed("tp=2,dp=2");
     rs_layout b = parsed("tp=2,dp=2,order=dp-tp-pp");
     rs_layout c = parsed("tp=2,dp=2,zero=1");
