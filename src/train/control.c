@@ -441,11 +441,12 @@ static bool oldest(const char *job, char *name)
         return false;
     bool found = false;
     for (struct dirent *e = readdir(listing); e != NULL; e = readdir(listing)) {
-        if (!has_suffix(e->d_name, ".request") || strlen(e->d_name) >= RS_CONTROL_NAME)
+        size_t length = strlen(e->d_name);
+        if (!has_suffix(e->d_name, ".request") || length >= RS_CONTROL_NAME)
             continue;
         if (found && strcmp(e->d_name, name) >= 0)
             continue;
-        snprintf(name, RS_CONTROL_NAME, "%s", e->d_name);
+        memcpy(name, e->d_name, length + 1);
         found = true;
     }
     closedir(listing);

@@ -407,7 +407,7 @@ static inline void setup_case(world_case *w, uint64_t seed)
     int tensors = rs_space_tensor_count(w->space);
     assert_int_equal(rs_layout_placement(w->space, &w->layout, &w->placement), RS_OK);
     stand(w);
-    w->owned = calloc((size_t)(w->ranks * ROLES), sizeof *w->owned);
+    w->owned = calloc((size_t)w->ranks * ROLES, sizeof *w->owned);
     for (int rank = 0; rank < w->ranks; rank++)
         for (int role = 0; role < ROLES; role++) {
             owned_role *own = owned_of(w, rank, role);
