@@ -115,7 +115,8 @@ rs_status rs_catalog_add(rs_catalog *catalog, const char *name, const char *role
                 RS_ERR_MALFORMED, "the sizes of tensor \"%s\" overflow 64 bits", name);
     rs_catalog_entry entry = {
         .is = {.dtype = dtype, .ndim = ndim, .stored = true, .copies = 1}, .source = -1};
-    memcpy(entry.is.shape, shape, sizeof *shape * (size_t)ndim);
+    for (int d = 0; d < ndim; d++)
+        entry.is.shape[d] = shape[d];
     const char *key;
     int found;
     RS_TRY(key_of(catalog, name, role, &key));
@@ -142,7 +143,7 @@ rs_status rs_catalog_piece(rs_catalog *catalog, int id, const rs_piece *piece)
         .file = piece->file,
         .flags = piece->flags};
     RS_TRY(rs_array_reserve((void **)&catalog->numbers.items, &catalog->numbers.capacity,
-        catalog->numbers.count + 3 * ndim, sizeof(int64_t)));
+        catalog->numbers.count + 3 * RS_MAX_DIMS, sizeof(int64_t)));
     RS_TRY(RS_LIST_RESERVE_ONE(&catalog->pieces));
     int64_t *numbers = catalog->numbers.items + catalog->numbers.count;
     memcpy(numbers, piece->box.offset, ndim * sizeof *numbers);

@@ -133,7 +133,8 @@ rs_status rs_ds_scan(rs_ds_reader *reader)
             reader->place->path, others.data, other_count > 8 ? ", ..." : "");
     rs_text_fini(&others);
     RS_TRY(status);
-    qsort(reader->files.items, reader->files.count, sizeof *reader->files.items, by_number);
+    if (reader->files.count > 0)
+        qsort(reader->files.items, reader->files.count, sizeof *reader->files.items, by_number);
     for (size_t i = 1; i < reader->files.count; i++)
         if (by_number(&reader->files.items[i - 1], &reader->files.items[i]) == 0)
             return rs_error_set(RS_ERR_MALFORMED, "%s: \"%s\" and \"%s\" are of the same rank",

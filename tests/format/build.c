@@ -191,7 +191,7 @@ typedef struct archive {
 static void put(archive *a, uint64_t number, int bytes)
 {
     for (int i = 0; i < bytes; i++)
-        fputc((int)(number >> (8 * i) & 0xff), a->file);
+        fputc(i < 8 ? (int)(number >> (8 * i) & 0xff) : 0, a->file);
 }
 
 static void add(
