@@ -59,12 +59,24 @@ static void meet(void)
     }
 }
 
-static double slowest(double seconds)
+/* Processor seconds of this process. */
+static double processor_now(void)
 {
-    double most = 0;
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The slowest rank's seconds, and half of all ranks' processor seconds: what they would take on two
+ * processors of their own. */
+static bench_time together(bench_time mine)
+{
+    bench_time all = {0};
     meet();
-    MPI_Allreduce(&seconds, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    return most;
+    MPI_Allreduce(&mine.clock, &all.clock, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Allreduce(&mine.processor, &all.processor, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    all.processor /= 2;
+    return all;
 }
 
 static int64_t sum_of(int64_t value)
@@ -75,13 +87,14 @@ static int64_t sum_of(int64_t value)
 }
 
 /* Ranks 0 and 1 copy half of the bytes each. */
-static double plain(int64_t bytes)
+static bench_time plain(int64_t bytes)
 {
     meet();
     double start = bench_now();
+    double processor = processor_now();
     for (int64_t left = rank < 2 ? bytes / 2 : 0; left > 0; left -= (int64_t)buffer_bytes)
         memcpy(buffer[0], buffer[1], left < (int64_t)buffer_bytes ? (size_t)left : buffer_bytes);
-    return slowest(bench_now() - start);
+    return together((bench_time){bench_now() - start, processor_now() - processor});
 }
 
 static rs_arena *make_arena(
@@ -123,8 +136,8 @@ static rs_status lend(void *context, int peer, const rs_memory **out)
     return RS_OK;
 }
 
-/* One move with its certificate; seconds of the slowest rank. The sums of `before` are known. */
-static double move_once(rs_move *move, rs_sums *before, rs_move_report *report)
+/* One move with its certificate. The sums of `before` are known. */
+static bench_time move_once(rs_move *move, rs_sums *before, rs_move_report *report)
 {
     size_t adopted_count;
     size_t count = rs_sums_word_count(space);
@@ -134,15 +147,16 @@ static double move_once(rs_move *move, rs_sums *before, rs_move_report *report)
     rs_sums_adopt(move->after, before, adopted, adopted_count);
     meet();
     double start = bench_now();
+    double processor = processor_now();
     need(rs_move_run(move, report), "move");
-    double seconds = slowest(bench_now() - start);
+    bench_time time = together((bench_time){bench_now() - start, processor_now() - processor});
     need(rs_sums_measure(move->after, move->now, false), "sums of what was adopted");
     need(rs_sums_words(before, words), "words before");
     need(rs_sums_words(move->after, words + count), "words after");
     need(rs_move_verify(MPI_COMM_WORLD, space, words, words + count), "certificate");
     rs_sums_destroy(move->after);
     free(words);
-    return seconds;
+    return time;
 }
 
 /* Makes replicas of a placement equal: rank r's state is copied from a job of one rank. */
@@ -208,25 +222,24 @@ static double run_case(const move_case *how, int rounds)
         .old = rs_arena_memory(old),
         .now = rs_arena_memory(now),
         .peer = lend};
-    double ours = 1e9;
-    double theirs = 1e9;
+    bench_time ours = {1e9, 1e9};
+    bench_time theirs = {1e9, 1e9};
     int64_t bytes = 0;
     for (int r = 0; r < rounds; r++) {
-        double seconds = move_once(&move, before, &report);
+        bench_time move_time = move_once(&move, before, &report);
         bytes = sum_of(report.self_bytes + report.node_bytes + report.remote_bytes);
-        double memory = plain(bytes);
-        ours = seconds < ours ? seconds : ours;
-        theirs = memory < theirs ? memory : theirs;
+        bench_keep_best(&ours, move_time);
+        bench_keep_best(&theirs, plain(bytes));
     }
     int64_t moved = sum_of(report.node_bytes + report.remote_bytes);
     rs_plan_totals totals;
     need(rs_plan_totals_compute(placement[0], placement[1], &options, false, &totals), "totals");
-    double ratio = theirs / ours;
+    double ratio = theirs.clock / ours.clock;
     if (rank == 0) {
-        printf("%-18s %-18s %-8s %8.2f %8.2f %8.2f %8.2f %8.2f %7.2f\n", how->from, how->to,
+        printf("%-18s %-18s %-8s %8.2f %8.2f %8.2f %8.2f %8.2f %7.2f %12.2f\n", how->from, how->to,
             how->messages ? "messages" : "arena", (double)bytes * 1e-9, (double)moved * 1e-9,
-            (double)totals.minimum * 1e-9, (double)bytes * 1e-9 / ours,
-            (double)bytes * 1e-9 / theirs, ratio);
+            (double)totals.minimum * 1e-9, (double)bytes * 1e-9 / ours.clock,
+            (double)bytes * 1e-9 / theirs.clock, ratio, theirs.processor / ours.processor);
         printf("figure: move, %s -> %s by %s, of two-thread memcpy %.2f (wanted: >= %.2f)\n",
             how->from, how->to, how->messages ? "MPI" : "arena", ratio, how->wanted);
         if (moved != totals.minimum)
@@ -299,8 +312,8 @@ int main(int argc, char **argv)
     if (rank == 0) {
         printf("state %.2f GB, %lld layers, 4 ranks; GB and GB/s\n",
             (double)rs_space_bytes(space, -1) * 1e-9, (long long)model.layers);
-        printf("%-18s %-18s %-8s %8s %8s %8s %8s %8s %7s\n", "from", "to", "by", "copied", "moved",
-            "minimum", "rate", "memcpy", "ratio");
+        printf("%-18s %-18s %-8s %8s %8s %8s %8s %8s %7s %12s\n", "from", "to", "by", "copied",
+            "moved", "minimum", "rate", "memcpy", "ratio", "by processor");
     }
     int missed = 0;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
