@@ -17,15 +17,13 @@ typedef struct sum_case {
     const char *name;
     int64_t run; /* bytes of a row of the box */
     int64_t to_stride, from_stride;
-    bool limited; /* held to the limit; a layout's shards are contiguous, so their rows are too */
 } sum_case;
 
 static const sum_case cases[] = {
-    {"whole rows of 16 KiB", 16384, 16384, 16384, true},
-    {"rows of 16 KiB out of 64 KiB", 16384, 16384, 65536, true},
-    {"rows of 2 KiB out of 8 KiB", 2048, 2048, 8192, true},
-    {"rows of 512 B out of 2 KiB", 512, 512, 2048, true},
-    {"rows of 512 B, both strided", 512, 1024, 2048, false},
+    {"whole rows of 16 KiB", 16384, 16384, 16384},
+    {"rows of 16 KiB out of 64 KiB", 16384, 16384, 65536},
+    {"rows of 2 KiB out of 8 KiB", 2048, 2048, 8192},
+    {"rows of 512 B out of 2 KiB", 512, 512, 2048},
 };
 
 typedef struct setting {
@@ -104,8 +102,6 @@ int main(int argc, char **argv)
         double cost = 100 * (sum.processor / copy.processor - 1);
         printf("%-32s %8.2f %8.2f %7.1f%% %11.1f%%\n", s.how->name, bytes / copy.clock,
             bytes / sum.clock, 100 * (sum.clock / copy.clock - 1), cost);
-        if (!s.how->limited)
-            continue;
         printf("figure: certificate beside the copy, %s, percent %.1f (wanted: <= %.0f)\n",
             s.how->name, cost, WANTED);
         missed += cost > WANTED;
