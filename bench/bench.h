@@ -103,6 +103,20 @@ static inline bench_time bench_run(bench_job *job, void *context)
     return time;
 }
 
+static inline int bench_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a;
+    double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median of n > 0 values, which it sorts. */
+static inline double bench_median(double *values, int n)
+{
+    qsort(values, (size_t)n, sizeof *values, bench_compare);
+    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
 static inline void bench_keep_best(bench_time *best, bench_time time)
 {
     best->clock = time.clock < best->clock ? time.clock : best->clock;

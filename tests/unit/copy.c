@@ -145,6 +145,21 @@ static void copies_any_strides(void **state)
     }
 }
 
+/* Rows of every length around those at which the walks change (cache line, piece, group, tile),
+ * several of them, apart on both sides and together: a walk that takes runs by groups must take
+ * each of them. */
+static void rows_of_any_length(void **state)
+{
+    (void)state;
+    for (int64_t length = 32; length <= (64 << 10); length *= 2)
+        for (int around = -1; around <= 2; around++) {
+            int64_t bytes = around < 2 ? length + 8 * around : length + length / 2;
+            for (size_t size = 2; size <= 8; size *= 2)
+                for (int64_t rows = 1; rows <= 5; rows++)
+                    check_case(2, (int64_t[]){rows, bytes / (int64_t)size}, size, 0);
+        }
+}
+
 /* Tiles must cover a lattice exactly once, whatever the sides' orders. */
 static void tiles_cover_once(void **state)
 {
@@ -188,6 +203,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies_any_strides),
+        cmocka_unit_test(rows_of_any_length),
         cmocka_unit_test(tiles_cover_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
