@@ -238,6 +238,57 @@ void rs_swiglu_backward(int threads, int64_t rows, int64_t width, float *gate_up
     FOR_BLOCKS(swiglu_backward_rows(begin, end, width, gate_up, act));
 }
 
+RS_CLONES static void swiglu_weighted_rows(int64_t begin, int64_t end, int64_t width,
+    const float *gate_up, const float *factor, float *act)
+{
+    for (int64_t r = begin; r < end; r++) {
+        const float *restrict gate = gate_up + r * 2 * width;
+        const float *restrict up = gate + width;
+        float *restrict to = act + r * width;
+        float weight = factor[r];
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++)
+            to[i] = gate[i] * up[i] / (1.0f + rs_exp(-gate[i])) * weight;
+    }
+}
+
+void rs_swiglu_weighted_forward(
+    int threads, int64_t rows, int64_t width, const float *gate_up, const float *factor, float *act)
+{
+    FOR_BLOCKS(swiglu_weighted_rows(begin, end, width, gate_up, factor, act));
+}
+
+RS_CLONES static void swiglu_weighted_backward_rows(int64_t begin, int64_t end, int64_t width,
+    float *gate_up, const float *factor, float *act, float *dfactor)
+{
+    for (int64_t r = begin; r < end; r++) {
+        float *restrict gate = gate_up + r * 2 * width;
+        float *restrict up = gate + width;
+        float *restrict both = act + r * width;
+        float weight = factor[r];
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < width; i++) {
+            float g = gate[i];
+            float u = up[i];
+            float sigmoid = 1.0f / (1.0f + rs_exp(-g));
+            float silu = g * sigmoid;
+            sum += both[i] * silu * u;
+            float gradient = both[i] * weight;
+            both[i] = silu * u * weight;
+            up[i] = gradient * silu;
+            gate[i] = gradient * u * (sigmoid + silu * (1.0f - sigmoid));
+        }
+        dfactor[r] = sum;
+    }
+}
+
+void rs_swiglu_weighted_backward(int threads, int64_t rows, int64_t width, float *gate_up,
+    const float *factor, float *act, float *dfactor)
+{
+    FOR_BLOCKS(swiglu_weighted_backward_rows(begin, end, width, gate_up, factor, act, dfactor));
+}
+
 RS_CLONES static void add_bias_rows(
     int64_t begin, int64_t end, int64_t width, const float *restrict bias, float *x, int64_t ld)
 {

@@ -56,6 +56,13 @@ void rs_swiglu_forward(int threads, int64_t rows, int64_t width, const float *ga
 /* `gate_up` becomes its gradient; `act` holds the gradient of act, and gets act itself. */
 void rs_swiglu_backward(int threads, int64_t rows, int64_t width, float *gate_up, float *act);
 
+/* The same with a factor for each row: act = silu(gate) * up * factor. Backward, `act` holds the
+ * gradient of act and gets act itself, `dfactor` [rows], which may be `factor`, its gradient. */
+void rs_swiglu_weighted_forward(int threads, int64_t rows, int64_t width, const float *gate_up,
+    const float *factor, float *act);
+void rs_swiglu_weighted_backward(int threads, int64_t rows, int64_t width, float *gate_up,
+    const float *factor, float *act, float *dfactor);
+
 /* x[r] += bias. */
 void rs_add_bias(int threads, int64_t rows, int64_t width, const float *bias, float *x, int64_t ld);
 

@@ -32,8 +32,10 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/attention.h"
+#include "train/ffn.h"
 #include "train/kernels.h"
 #include "train/loss.h"
+#include "train/moe.h"
 
 #define ALIGN 64 /* bytes; buffers start on cache lines */
 
@@ -45,7 +47,7 @@ typedef struct saved_layer {
     float *context; /* [rows, q] attention's output */
     float *lse;     /* [batch, heads, seq] */
     float *middle;  /* [rows, H] after attention */
-    float *gate_up; /* [rows, 2 F] */
+    float *gate_up; /* [rows, 2 F]; of a layer without experts */
 } saved_layer;
 
 typedef struct slot {
@@ -68,6 +70,7 @@ struct rs_stage {
     int64_t kv;
     int64_t ffn;
     int64_t vocab;
+    rs_moe *moe; /* of a model with experts */
     float *memory;
     slot *slots;
     float *rotation; /* table of rs_rotate */
@@ -122,7 +125,8 @@ static void carve_slot(const rs_stage *stage, carver *c, slot *s)
         layer->context = carve_floats(c, rows, stage->q);
         layer->lse = carve_floats(c, rows, shape->q_end - shape->q_begin);
         layer->middle = carve_floats(c, rows, hidden);
-        layer->gate_up = carve_floats(c, rows, 2 * stage->ffn);
+        if (!rs_moe_has(shape, shape->layer_begin + l))
+            layer->gate_up = carve_floats(c, rows, 2 * stage->ffn);
     }
     if (shape->last) {
         s->x = carve_floats(c, rows, hidden);
@@ -169,6 +173,26 @@ static rs_status check_product_size(const char *what, int64_t size)
     return RS_OK;
 }
 
+static rs_status check_experts(const rs_stage_shape *s)
+{
+    const rs_model *m = &s->model;
+    const rs_dispatch_shape *d = &s->dispatch;
+    RS_TRY(check_range("rows of the shared expert", s->shared_begin, s->shared_end, m->shared_ffn));
+    RS_TRY(check_range("rows of an expert", s->expert_begin, s->expert_end, m->expert_ffn));
+    RS_TRY(check_product_size("the number of experts", m->experts));
+    if (d->experts != m->experts || d->ep < 1 || d->etp < 1 || d->ep_rank < 0 ||
+        d->ep_rank >= d->ep || d->etp_rank < 0 || d->etp_rank >= d->etp || s->tp_ranks < 1 ||
+        s->tp_rank < 0 || s->tp_rank >= s->tp_ranks)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "stage: %" PRId64 " experts dealt, the model has %" PRId64
+            "; ep %d of %d, etp %d of %d, tp %d of %d",
+            d->experts, m->experts, d->ep_rank, d->ep, d->etp_rank, d->etp, s->tp_rank,
+            s->tp_ranks);
+    for (int i = 0; i < d->ep; i++)
+        RS_TRY(check_range("experts", d->begin[i], d->end[i], m->experts));
+    return RS_OK;
+}
+
 static rs_status check_shape(const rs_stage_shape *s)
 {
     const rs_model *m = &s->model;
@@ -198,6 +222,8 @@ static rs_status check_shape(const rs_stage_shape *s)
             "stage: query heads %" PRId64 "..%" PRId64 " of groups of %" PRId64
             " do not use exactly key/value heads %" PRId64 "..%" PRId64,
             s->q_begin, s->q_end, group, s->kv_begin, s->kv_end);
+    if (m->experts > 0)
+        RS_TRY(check_experts(s));
     int64_t rows;
     int64_t width;
     if (!rs_mul_fits(s->seq, s->max_batch, &rows) ||
@@ -252,6 +278,11 @@ rs_status rs_stage_create(const rs_stage_shape *shape, const rs_stage_tp *tp, rs
     c = (carver){.base = (char *)stage->memory + (ALIGN - (uintptr_t)stage->memory % ALIGN)};
     carve_all(stage, &c);
     rs_rotation_table(shape->seq, shape->model.head_dim, shape->model.rope_theta, stage->rotation);
+    if (shape->model.experts > 0)
+        RS_TRY_GOTO(
+            rs_moe_create(shape, tp, tp != NULL ? &tp->experts : NULL, stage->threads, &stage->moe),
+            destroy);
+    stage->shape.dispatch = (rs_dispatch_shape){0};
     *out = stage;
     return RS_OK;
 destroy:
@@ -266,6 +297,7 @@ void rs_stage_destroy(rs_stage *stage)
     if (stage->slots != NULL)
         for (int i = 0; i < stage->shape.slots; i++)
             free(stage->slots[i].layers);
+    rs_moe_destroy(stage->moe);
     free(stage->slots);
     free(stage->memory);
     free(stage);
@@ -273,111 +305,29 @@ void rs_stage_destroy(rs_stage *stage)
 
 static rs_status group_sum(const rs_stage *stage, float *values, int64_t count)
 {
-    if (stage->tp.sum == NULL)
+    if (stage->tp.sum == NULL || count == 0)
         return RS_OK;
     return stage->tp.sum(stage->tp.context, values, count);
 }
 
 static rs_status group_maximum(const rs_stage *stage, float *values, int64_t count)
 {
-    if (stage->tp.maximum == NULL)
+    if (stage->tp.maximum == NULL || count == 0)
         return RS_OK;
     return stage->tp.maximum(stage->tp.context, values, count);
 }
 
-/* One of several tensors [rows, H], weights or gradients, that share an input; their outputs stand
- * side by side. */
-typedef struct part {
-    float *matrix;
-    float *bias; /* [rows]; NULL where the model has none */
-    int64_t rows;
-} part;
-
-typedef struct part_list {
-    part items[3];
-    int count;
-    int64_t rows; /* of all */
-} part_list;
-
-static part_list attention_parts(const rs_stage *stage, const rs_stage_layer *layer)
+static rs_linears attention_parts(const rs_stage *stage, const rs_stage_layer *layer)
 {
-    return (part_list){{{layer->q, layer->q_bias, stage->q}, {layer->k, layer->k_bias, stage->kv},
-                           {layer->v, layer->v_bias, stage->kv}},
+    return (rs_linears){{{layer->q, layer->q_bias, stage->q}, {layer->k, layer->k_bias, stage->kv},
+                            {layer->v, layer->v_bias, stage->kv}},
         3, stage->q + 2 * stage->kv};
 }
 
-static part_list mlp_parts(const rs_stage *stage, const rs_stage_layer *layer)
+static rs_ffn mlp_of(const rs_stage *stage, const rs_stage_layer *layer)
 {
-    return (part_list){
-        {{layer->gate, layer->gate_bias, stage->ffn}, {layer->up, layer->up_bias, stage->ffn}}, 2,
-        2 * stage->ffn};
-}
-
-/* Rows of the parts from number *next on that follow each other in memory, so that one product
- * takes them all; *next moves behind them. */
-static int64_t take_run(const part_list *parts, int64_t hidden, int *next)
-{
-    const part *first = &parts->items[*next];
-    int64_t rows = first->rows;
-    for (*next += 1; *next < parts->count; *next += 1) {
-        const part *following = &parts->items[*next];
-        if (following->rows > 0 && following->matrix != first->matrix + rows * hidden)
-            break;
-        rows += following->rows;
-    }
-    return rows;
-}
-
-/* y [rows, all parts] = x W^T + bias. */
-static void parts_forward(
-    const rs_stage *stage, const part_list *parts, int64_t rows, const float *x, float *y)
-{
-    int64_t hidden = stage->shape.model.hidden;
-    int64_t column = 0;
-    for (int next = 0; next < parts->count;) {
-        const part *first = &parts->items[next];
-        int64_t width = take_run(parts, hidden, &next);
-        rs_product_forward(
-            rows, hidden, width, x, hidden, first->matrix, y + column, parts->rows, false);
-        column += width;
-    }
-    column = 0;
-    for (int i = 0; i < parts->count; i++) {
-        const part *p = &parts->items[i];
-        if (p->bias != NULL)
-            rs_add_bias(stage->threads, rows, p->rows, p->bias, y + column, parts->rows);
-        column += p->rows;
-    }
-}
-
-/* From dy: dx = dy W, overwritten; the gradients of W and bias, added to `gradients`. */
-static void parts_backward(const rs_stage *stage, const part_list *parts,
-    const part_list *gradients, int64_t rows, const float *x, const float *dy, float *dx)
-{
-    int64_t hidden = stage->shape.model.hidden;
-    int64_t column = 0;
-    for (int next = 0; next < parts->count;) {
-        const part *first = &parts->items[next];
-        int64_t width = take_run(parts, hidden, &next);
-        rs_product_input_gradient(
-            rows, hidden, width, dy + column, parts->rows, first->matrix, dx, hidden, column > 0);
-        column += width;
-    }
-    column = 0;
-    for (int next = 0; next < gradients->count;) {
-        const part *first = &gradients->items[next];
-        int64_t width = take_run(gradients, hidden, &next);
-        rs_product_weight_gradient(
-            rows, hidden, width, dy + column, parts->rows, x, hidden, first->matrix);
-        column += width;
-    }
-    column = 0;
-    for (int i = 0; i < gradients->count; i++) {
-        const part *p = &gradients->items[i];
-        if (p->bias != NULL)
-            rs_add_rows(stage->threads, rows, p->rows, dy + column, parts->rows, p->bias);
-        column += p->rows;
-    }
+    return rs_ffn_of(stage->shape.model.hidden, stage->ffn, layer->gate, layer->up, layer->down,
+        layer->gate_bias, layer->up_bias);
 }
 
 static void norm(const rs_stage *stage, int64_t rows, const float *x, const float *weight)
@@ -439,17 +389,17 @@ static void head_norms_backward(const rs_stage *stage, const rs_stage_layer *w,
     }
 }
 
-static rs_status layer_forward(const rs_stage *stage, const rs_stage_layer *w, int64_t batch,
-    saved_layer *saved, float *output)
+static rs_status attention_forward(
+    const rs_stage *stage, const rs_stage_layer *w, int64_t batch, saved_layer *saved)
 {
     const rs_model *model = &stage->shape.model;
     int64_t hidden = model->hidden;
     int64_t rows = batch * stage->shape.seq;
     rs_attention attention = attention_shape(stage, batch);
-    part_list parts = attention_parts(stage, w);
+    rs_linears parts = attention_parts(stage, w);
 
     norm(stage, rows, saved->x, w->attn_norm);
-    parts_forward(stage, &parts, rows, stage->normed, saved->qkv);
+    rs_linears_forward(stage->threads, &parts, hidden, rows, stage->normed, saved->qkv);
     if (model->qk_norm)
         head_norms(stage, w, rows, saved);
     rs_rotate(stage->threads, rows, stage->shape.seq, (stage->q + stage->kv) / model->head_dim,
@@ -461,35 +411,48 @@ static rs_status layer_forward(const rs_stage *stage, const rs_stage_layer *w, i
     RS_TRY(group_sum(stage, stage->partial, rows * hidden));
     rs_add_residual(
         stage->threads, rows, hidden, saved->x, stage->partial, w->o_bias, saved->middle);
+    return RS_OK;
+}
 
-    parts = mlp_parts(stage, w);
+/* `l` counts from the stage's first layer. */
+static rs_status feed_forward(const rs_stage *stage, const rs_stage_layer *w, int number, int64_t l,
+    int64_t batch, saved_layer *saved, float *output)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    int64_t rows = batch * stage->shape.seq;
     norm(stage, rows, saved->middle, w->mlp_norm);
-    parts_forward(stage, &parts, rows, stage->normed, saved->gate_up);
-    rs_swiglu_forward(stage->threads, rows, stage->ffn, saved->gate_up, stage->act);
-    rs_product_forward(
-        rows, stage->ffn, hidden, stage->act, stage->ffn, w->down, stage->partial, hidden, false);
+    if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l)) {
+        RS_TRY(rs_moe_forward(stage->moe, w, number, l, batch, stage->normed, stage->partial));
+    } else {
+        rs_ffn mlp = mlp_of(stage, w);
+        rs_ffn_forward(stage->threads, &mlp, rows, stage->normed, NULL, saved->gate_up, stage->act,
+            false, stage->partial);
+    }
     RS_TRY(group_sum(stage, stage->partial, rows * hidden));
     rs_add_residual(
         stage->threads, rows, hidden, saved->middle, stage->partial, w->down_bias, output);
     return RS_OK;
 }
 
-/* `dx` holds the gradient of the layer's output, and gets that of its input. */
-static rs_status mlp_backward(const rs_stage *stage, const rs_stage_layer *w,
-    const rs_stage_layer *g, int64_t rows, saved_layer *saved, float *dx)
+/* `dx` holds the gradient of the half-layer's output, and gets that of its input. */
+static rs_status feed_backward(const rs_stage *stage, const rs_stage_layer *w,
+    const rs_stage_layer *g, int number, int64_t l, int64_t batch, float scale, saved_layer *saved,
+    float *dx)
 {
     int64_t hidden = stage->shape.model.hidden;
-    part_list parts = mlp_parts(stage, w);
-    part_list gradients = mlp_parts(stage, g);
-    if (g->down_bias != NULL)
-        rs_add_rows(stage->threads, rows, hidden, dx, hidden, g->down_bias);
-    rs_product_input_gradient(
-        rows, stage->ffn, hidden, dx, hidden, w->down, stage->act, stage->ffn, false);
-    rs_swiglu_backward(stage->threads, rows, stage->ffn, saved->gate_up, stage->act);
-    rs_product_weight_gradient(
-        rows, stage->ffn, hidden, dx, hidden, stage->act, stage->ffn, g->down);
+    int64_t rows = batch * stage->shape.seq;
     norm(stage, rows, saved->middle, w->mlp_norm);
-    parts_backward(stage, &parts, &gradients, rows, stage->normed, saved->gate_up, stage->partial);
+    if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l)) {
+        RS_TRY(rs_moe_backward(
+            stage->moe, w, g, number, l, batch, scale, stage->normed, dx, stage->partial));
+    } else {
+        rs_ffn mlp = mlp_of(stage, w);
+        rs_ffn gradients = mlp_of(stage, g);
+        if (g->down_bias != NULL)
+            rs_add_rows(stage->threads, rows, hidden, dx, hidden, g->down_bias);
+        rs_ffn_backward(stage->threads, &mlp, &gradients, rows, stage->normed, NULL, saved->gate_up,
+            stage->act, dx, false, stage->partial, NULL);
+    }
     RS_TRY(group_sum(stage, stage->partial, rows * hidden));
     norm_backward(stage, rows, saved->middle, w->mlp_norm, true, dx, g->mlp_norm);
     return RS_OK;
@@ -502,8 +465,8 @@ static rs_status attention_backward(const rs_stage *stage, const rs_stage_layer 
     int64_t hidden = model->hidden;
     int64_t rows = batch * stage->shape.seq;
     rs_attention attention = attention_shape(stage, batch);
-    part_list parts = attention_parts(stage, w);
-    part_list gradients = attention_parts(stage, g);
+    rs_linears parts = attention_parts(stage, w);
+    rs_linears gradients = attention_parts(stage, g);
     if (g->o_bias != NULL)
         rs_add_rows(stage->threads, rows, hidden, dx, hidden, g->o_bias);
     rs_product_input_gradient(
@@ -516,7 +479,8 @@ static rs_status attention_backward(const rs_stage *stage, const rs_stage_layer 
     if (model->qk_norm)
         head_norms_backward(stage, w, g, rows, saved);
     norm(stage, rows, saved->x, w->attn_norm);
-    parts_backward(stage, &parts, &gradients, rows, stage->normed, stage->dqkv, stage->partial);
+    rs_linears_backward(stage->threads, &parts, &gradients, hidden, rows, stage->normed,
+        stage->dqkv, false, stage->partial);
     RS_TRY(group_sum(stage, stage->partial, rows * hidden));
     norm_backward(stage, rows, saved->x, w->attn_norm, true, dx, g->attn_norm);
     return RS_OK;
@@ -600,31 +564,27 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
     int64_t rows = batch * shape->seq;
     slot *s = &stage->slots[slot_number];
     s->batch = batch;
-    s->filled =
-        rows == 0; /* no micro-batch, nothing to compute; the group's calls are left out alike */
-    if (rows == 0 && shape->last)
-        *loss_sum = 0;
-    if (rows == 0)
-        return RS_OK;
+    s->filled = false;
     /* Without layers, and at either end of the stage, x is the caller's or the slot's. */
     float *last = shape->last ? s->x : output;
     float *x = stage->layers > 0 ? s->layers[0].x : last;
-    if (shape->last) {
+    if (shape->last && rows > 0) {
         RS_TRY(check_bytes(stage, "target", targets, rows));
         memcpy(s->targets, targets, (size_t)rows);
     }
-    if (shape->first) {
+    if (shape->first && rows > 0) {
         RS_TRY(check_bytes(stage, "token", tokens, rows));
         memcpy(s->tokens, tokens, (size_t)rows);
         rs_embed_forward(
             rows, hidden, tokens, weights->embed, shape->vocab_begin, shape->vocab_end, x);
         RS_TRY(group_sum(stage, x, rows * hidden));
-    } else {
+    } else if (rows > 0) {
         memcpy(x, input, (size_t)(rows * hidden) * sizeof *x);
     }
     for (int64_t l = 0; l < stage->layers; l++) {
         float *to = l + 1 < stage->layers ? s->layers[l + 1].x : last;
-        RS_TRY(layer_forward(stage, &weights->layers[l], batch, &s->layers[l], to));
+        RS_TRY(attention_forward(stage, &weights->layers[l], batch, &s->layers[l]));
+        RS_TRY(feed_forward(stage, &weights->layers[l], slot_number, l, batch, &s->layers[l], to));
     }
     if (shape->last)
         RS_TRY(loss_forward(stage, weights, rows, s, loss_sum));
@@ -645,21 +605,26 @@ rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
             "stage: slot %d holds no micro-batch whose forward pass is done", slot_number);
     s->filled = false;
     int64_t rows = s->batch * shape->seq;
-    if (rows == 0)
-        return RS_OK;
     float *dx = shape->first ? stage->stream : input_gradient;
     if (shape->last)
         RS_TRY(loss_backward(stage, weights, gradients, rows, s, scale, dx));
-    else
+    else if (rows > 0)
         memmove(dx, output_gradient, (size_t)(rows * hidden) * sizeof *dx);
     for (int64_t l = stage->layers - 1; l >= 0; l--) {
         const rs_stage_layer *w = &weights->layers[l];
         const rs_stage_layer *g = &gradients->layers[l];
-        RS_TRY(mlp_backward(stage, w, g, rows, &s->layers[l], dx));
+        RS_TRY(feed_backward(stage, w, g, slot_number, l, s->batch, scale, &s->layers[l], dx));
         RS_TRY(attention_backward(stage, w, g, s->batch, &s->layers[l], dx));
     }
     if (shape->first)
         rs_embed_backward(
             rows, hidden, s->tokens, dx, shape->vocab_begin, shape->vocab_end, gradients->embed);
     return RS_OK;
+}
+
+void rs_stage_routed(const rs_stage *stage, int number, int64_t layer, rs_stage_routing *out)
+{
+    memset(out, 0, sizeof *out);
+    if (rs_moe_has(&stage->shape, stage->shape.layer_begin + layer))
+        rs_moe_routing(stage->moe, number, layer, out);
 }

@@ -15,6 +15,7 @@
 
 #include "reshard/model.h"
 #include "reshard/status.h"
+#include "train/moe_dispatch.h"
 
 /* What this rank has of the model. Ranges are half-open and may be empty. */
 typedef struct rs_stage_shape {
@@ -26,18 +27,23 @@ typedef struct rs_stage_shape {
     int64_t kv_begin, kv_end; /* key/value heads: exactly those that the query heads use */
     int64_t ffn_begin, ffn_end;
     int64_t vocab_begin, vocab_end;
-    int64_t seq;       /* tokens of a sequence */
-    int64_t max_batch; /* sequences of the largest micro-batch */
-    int slots;         /* micro-batches in flight: forward done, backward not yet */
+    int64_t shared_begin, shared_end; /* rows of the shared expert */
+    int64_t expert_begin, expert_end; /* rows of each expert */
+    int tp_rank, tp_ranks;            /* with experts: the part of the tokens that it dispatches */
+    rs_dispatch_shape dispatch;       /* with experts: who has which; its lists are not kept */
+    int64_t seq;                      /* tokens of a sequence */
+    int64_t max_batch;                /* sequences of the largest micro-batch */
+    int slots;                        /* micro-batches in flight: forward done, backward not yet */
 } rs_stage_shape;
 
 /* Sums over the tp group; every rank gets the same bits, added in a fixed order of ranks. NULL
- * where tp is 1. `maximum` is elementwise. A failed call makes the stage's call return its status.
- */
+ * where tp is 1. `maximum` is elementwise. `experts` is the group that has the experts among it
+ * (moe_dispatch.h). A failed call makes the stage's call return its status. */
 typedef struct rs_stage_tp {
     void *context;
     rs_status (*sum)(void *context, float *values, int64_t count);
     rs_status (*maximum)(void *context, float *values, int64_t count);
+    rs_dispatch_group experts;
 } rs_stage_tp;
 
 /* Local boxes of a layer, row-major. In memory q, k, v follow each other, and gate, up do (the
@@ -62,6 +68,14 @@ typedef struct rs_stage_layer {
     float *gate_bias;
     float *up_bias;
     float *down_bias;
+    float *router;      /* [E, H] */
+    float *expert_gate; /* [experts local, G local, H], and the others of the same experts */
+    float *expert_up;
+    float *expert_down; /* [experts local, H, G local] */
+    float *shared_gate; /* [S local, H] */
+    float *shared_up;
+    float *shared_down;   /* [H, S local] */
+    float *shared_switch; /* [1, H] */
 } rs_stage_layer;
 
 /* All local weights, or all local gradients (same shapes). */
@@ -86,8 +100,8 @@ void rs_stage_destroy(rs_stage *stage);
  * `tokens` and `targets`: [batch, seq] byte values, needed on the first and the last stage.
  * `input`: [batch, seq, H] from the stage before (NULL on the first); `output`: the same for the
  * next stage (NULL on the last). `loss_sum`: on the last stage, the sum of the cross-entropy over
- * the micro-batch's tokens, the same bits on every tp rank. batch may be 0: then no callback is
- * called.
+ * the micro-batch's tokens, the same bits on every tp rank. batch may be 0: then nothing is summed
+ * over tp; but the group that has the experts meets in the same calls, whatever its batches.
  */
 rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int slot,
     int64_t batch, const uint8_t *tokens, const uint8_t *targets, const float *input, float *output,
@@ -98,11 +112,25 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
  * `gradients`. `output_gradient`: [batch, seq, H] from the next stage (NULL on the last);
  * `input_gradient`: for the stage before (NULL on the first). Tensors that every tp rank of the
  * group has whole: attn_norm, mlp_norm, norm, o_bias, down_bias get the full gradient on every
- * rank, the same bits; q_norm, k_norm get this rank's heads' part and the caller sums them over tp,
- * as it sums border kv heads over the ranks that hold them.
+ * rank, the same bits, and so do router and shared_switch; q_norm, k_norm get this rank's heads'
+ * part and the caller sums them over tp, as it sums border kv heads over the ranks that hold them.
+ * Experts get what the group's tokens make. The balance loss of layers with experts, as
+ * rs_stage_routed tells it, counts like the loss.
  */
 rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
     const rs_stage_tensors *gradients, int slot, float scale, const float *output_gradient,
     float *input_gradient) RS_MUST_CHECK;
+
+/* What a layer's router did in the last forward pass of a slot; the same on every tp rank. */
+typedef struct rs_stage_routing {
+    double balance; /* the balance loss, coefficient and mean over layers included, summed over
+                       tokens like the loss */
+    int64_t close;  /* choices that rounding might turn (moe_route.h) */
+    const int32_t *choice; /* [rows, experts per token]; valid until the slot's next forward pass */
+    int64_t rows;
+} rs_stage_routing;
+
+/* `layer` is counted from the stage's first. All zero for a layer without experts. Local. */
+void rs_stage_routed(const rs_stage *stage, int slot, int64_t layer, rs_stage_routing *out);
 
 #endif

@@ -166,7 +166,7 @@ rs_status rs_trainer_create(const rs_train_options *options, const rs_model *mod
     RS_TRY_GOTO(make_spans(e), fail);
     RS_TRY_GOTO(make_shared(e), fail);
     RS_TRY_GOTO(rs_update_create(state, &e->update), fail);
-    rs_stage_tp tp = {&e->tp, tp_sum, tp_maximum};
+    rs_stage_tp tp = {.context = &e->tp, .sum = tp_sum, .maximum = tp_maximum};
     RS_TRY_GOTO(rs_stage_create(&e->shape, world->layout.tp > 1 ? &tp : NULL, &e->stage), fail);
     rs_pipeline_setup setup = {world, data, e->stage, e->shape.slots, options->global_batch,
         options->micro_batch, options->seq, model->hidden};

@@ -86,6 +86,8 @@ static double update(const rs_stage_shape *shape, decoder *w, decoder *g, decode
         for (int64_t l = 0;
              has_field(shape, &fields[f]) && l < (per_layer(&fields[f]) ? shape->model.layers : 1);
              l++) {
+            if (!has_in_layer(shape, &fields[f], l))
+                continue;
             int64_t start = *field_place(w, &fields[f], l) - w->memory;
             for (int64_t i = start; i < start + field_elements(shape, &fields[f]); i++) {
                 float d = (float)(g->memory[i] * clip);

@@ -6,6 +6,7 @@
 #define TESTS_UNIT_STAGE_REFERENCE_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "decoder.h"
@@ -104,7 +105,72 @@ static double *ref_room(int64_t count)
     return calloc((size_t)count + 1, sizeof(double));
 }
 
-static void ref_layer(const reference *ref, const rs_stage_layer *w, double *x)
+/* out += factor * down(silu(gate x) * up x). */
+static void ref_ffn(int64_t hidden, int64_t rows, const double *gate, const double *gate_bias,
+    const double *up, const double *up_bias, const double *down, double factor, const double *x,
+    double *out)
+{
+    double *a = ref_room(rows);
+    double *b = ref_room(rows);
+    double *y = ref_room(hidden);
+    ref_linear(rows, hidden, gate, gate_bias, x, 0, a);
+    ref_linear(rows, hidden, up, up_bias, x, 0, b);
+    for (int64_t i = 0; i < rows; i++)
+        a[i] = a[i] / (1 + exp(-a[i])) * b[i];
+    ref_linear(hidden, rows, down, NULL, a, 0, y);
+    for (int64_t i = 0; i < hidden; i++)
+        out[i] += factor * y[i];
+    free(a);
+    free(b);
+    free(y);
+}
+
+/* One token through router and experts; p gets the probabilities, n counts the choices. */
+static void ref_experts(const reference *ref, const rs_stage_layer *w, const double *normed,
+    double *p, double *n, double *out)
+{
+    const rs_model *m = ref->model;
+    int64_t size = m->expert_ffn * m->hidden;
+    double total = 0;
+    double chosen = 0;
+    double best[16];
+    int which[16];
+    ref_linear(m->experts, m->hidden, at(ref, w->router), NULL, normed, 0, p);
+    for (int64_t e = 0; e < m->experts; e++)
+        total += p[e] = exp(p[e]);
+    for (int64_t e = 0; e < m->experts; e++)
+        p[e] /= total;
+    for (int64_t j = 0; j < m->experts_per_token; j++) {
+        best[j] = -1;
+        for (int e = 0; e < m->experts; e++) {
+            bool taken = false;
+            for (int64_t i = 0; i < j; i++)
+                taken = taken || which[i] == e;
+            if (!taken && p[e] > best[j]) {
+                best[j] = p[e];
+                which[j] = e;
+            }
+        }
+        chosen += best[j];
+    }
+    for (int64_t j = 0; j < m->experts_per_token; j++) {
+        int e = which[j];
+        n[e] += 1;
+        ref_ffn(m->hidden, m->expert_ffn, at(ref, w->expert_gate) + e * size, NULL,
+            at(ref, w->expert_up) + e * size, NULL, at(ref, w->expert_down) + e * size,
+            m->norm_topk ? best[j] / chosen : best[j], normed, out);
+    }
+    if (m->shared_ffn > 0) {
+        double open = 0;
+        if (m->shared_gate)
+            ref_linear(1, m->hidden, at(ref, w->shared_switch), NULL, normed, 0, &open);
+        ref_ffn(m->hidden, m->shared_ffn, at(ref, w->shared_gate), NULL, at(ref, w->shared_up),
+            NULL, at(ref, w->shared_down), m->shared_gate ? 1 / (1 + exp(-open)) : 1, normed, out);
+    }
+}
+
+/* Returns the layer's balance loss, summed over the sequence's tokens. */
+static double ref_layer(const reference *ref, const rs_stage_layer *w, int64_t layer, double *x)
 {
     const rs_model *m = ref->model;
     int64_t hidden = m->hidden;
@@ -115,8 +181,11 @@ static void ref_layer(const reference *ref, const rs_stage_layer *w, double *x)
     double *k = ref_room(ref->seq * kv_width);
     double *v = ref_room(ref->seq * kv_width);
     double *context = ref_room(q_width);
-    double *gate = ref_room(m->ffn);
-    double *up = ref_room(m->ffn);
+    bool sparse = m->experts > 0 && layer >= m->dense_first;
+    double *p = ref_room(m->experts);
+    double *mass = ref_room(m->experts);
+    double *n = ref_room(m->experts);
+    double balance = 0;
     for (int64_t t = 0; t < ref->seq; t++) {
         ref_norm(hidden, m->norm_eps, x + t * hidden, at(ref, w->attn_norm), normed);
         ref_qkv(ref, w, t, normed, q + t * q_width, k + t * kv_width, v + t * kv_width);
@@ -124,23 +193,32 @@ static void ref_layer(const reference *ref, const rs_stage_layer *w, double *x)
             ref_attend(m, t, h, q + t * q_width, k, v, context + h * m->head_dim);
         ref_linear(hidden, q_width, at(ref, w->o), at(ref, w->o_bias), context, 1, x + t * hidden);
         ref_norm(hidden, m->norm_eps, x + t * hidden, at(ref, w->mlp_norm), normed);
-        ref_linear(m->ffn, hidden, at(ref, w->gate), at(ref, w->gate_bias), normed, 0, gate);
-        ref_linear(m->ffn, hidden, at(ref, w->up), at(ref, w->up_bias), normed, 0, up);
-        for (int64_t i = 0; i < m->ffn; i++)
-            gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
-        ref_linear(
-            hidden, m->ffn, at(ref, w->down), at(ref, w->down_bias), gate, 1, x + t * hidden);
+        if (sparse) {
+            ref_experts(ref, w, normed, p, n, x + t * hidden);
+            for (int64_t e = 0; e < m->experts; e++)
+                mass[e] += p[e];
+            continue;
+        }
+        ref_ffn(hidden, m->ffn, at(ref, w->gate), at(ref, w->gate_bias), at(ref, w->up),
+            at(ref, w->up_bias), at(ref, w->down), 1, normed, x + t * hidden);
+        for (int64_t i = 0; w->down_bias != NULL && i < hidden; i++)
+            x[t * hidden + i] += at(ref, w->down_bias)[i];
     }
+    for (int64_t e = 0; sparse && e < m->experts; e++)
+        balance += m->aux_loss / (double)(m->layers - m->dense_first) * (double)m->experts * n[e] /
+                   (double)ref->seq * mass[e];
     free(normed);
     free(q);
     free(k);
     free(v);
     free(context);
-    free(gate);
-    free(up);
+    free(p);
+    free(mass);
+    free(n);
+    return balance;
 }
 
-/* The summed loss of one sequence. */
+/* The summed loss of one sequence, the balance loss included. */
 static double ref_loss(const reference *ref, const uint8_t *tokens, const uint8_t *targets)
 {
     const rs_model *m = ref->model;
@@ -153,7 +231,7 @@ static double ref_loss(const reference *ref, const uint8_t *tokens, const uint8_
         for (int64_t i = 0; i < hidden; i++)
             x[t * hidden + i] = at(ref, w->embed)[tokens[t] * hidden + i];
     for (int64_t l = 0; l < m->layers; l++)
-        ref_layer(ref, &w->layers[l], x);
+        loss += ref_layer(ref, &w->layers[l], l, x);
     for (int64_t t = 0; t < ref->seq; t++) {
         double total = 0;
         ref_norm(hidden, m->norm_eps, x + t * hidden, at(ref, w->norm), x + t * hidden);
