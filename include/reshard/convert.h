@@ -16,12 +16,15 @@ extern "C" {
 
 /* Starts as {0}: everything as usual. */
 typedef struct rs_convert_options {
-    const char *to;      /* "safetensors": a Hugging Face folder of weights; "native" */
-    int64_t shard_bytes; /* of a safetensors file at most, a tensor more; 0: 5,000,000,000 */
-    int64_t memory;      /* for buffers; 0: 256 MiB */
-    bool weights_only;   /* native: params alone will do */
-    bool force;          /* replace what is at the target */
-    bool dry_run;        /* only say what would be written */
+    const char *to;         /* "safetensors": a Hugging Face folder of weights; "native": a folder;
+                               "torch": one file of torch.save */
+    int64_t shard_bytes;    /* of a safetensors file at most, a tensor more; 0: 5,000,000,000 */
+    int64_t memory;         /* for buffers; 0: 256 MiB */
+    bool weights_only;      /* weights alone will do, where the format takes the whole state */
+    bool master_from_param; /* make masters of float32 from params that have none */
+    const char *dtype; /* "T" (of params) or "ROLE=T", several with commas; NULL: as they are */
+    bool force;        /* replace what is at the target */
+    bool dry_run;      /* only say what would be written */
     void (*progress)(void *context, int64_t done, int64_t all); /* bytes; may be NULL */
     void *context;
 } rs_convert_options;
@@ -34,10 +37,11 @@ typedef struct rs_convert_report {
 } rs_convert_report;
 
 /*
- * Writes what is in `source` to the folder `target`. It is written beside it and renamed when it is
- * complete and synced: interrupted, there is nothing at `target`, or what was there. RS_ERR_EXISTS:
- * it is there already and not `force`. RS_ERR_UNSUPPORTED: the source has no optimizer state and
- * not `weights_only`, or something that the format cannot hold. `report` may be NULL.
+ * Writes what is in `source` to `target`, a folder or a file. It is written beside it and renamed
+ * when it is complete and synced: interrupted, there is nothing at `target`, or what was there.
+ * RS_ERR_EXISTS: it is there already and not `force`. RS_ERR_UNSUPPORTED: the source has no
+ * optimizer state and not `weights_only`, or something that the format cannot hold. `report` may be
+ * NULL.
  */
 rs_status rs_convert(const rs_checkpoint *source, const char *target,
     const rs_convert_options *options, rs_convert_report *report) RS_MUST_CHECK;

@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "ckpt/cast.h"
 #include "reshard/dialect.h"
 
 void rs_logical_fini(rs_logical_list *list)
@@ -24,43 +25,39 @@ static bool is_taken(const rs_catalog_entry *entry, const char *role)
     return entry->how != RS_ENTRY_ALIAS && (role == NULL || strcmp(entry->is.role, role) == 0);
 }
 
-rs_status rs_logical_space(const rs_catalog *catalog, const char *role, rs_space **out)
+rs_status rs_logical_list_space(const rs_logical_list *list, rs_space **out)
 {
     rs_space *space = NULL;
     rs_status status;
     RS_TRY(rs_space_create(&space));
-    for (size_t i = 0; i < catalog->entries.count; i++) {
-        const rs_catalog_entry *entry = rs_catalog_get(catalog, (int)i);
-        if (!is_taken(entry, role) || rs_space_find_role(space, entry->is.role) >= 0)
-            continue;
-        rs_role new = {.name = entry->is.role,
-            .dtype = entry->is.dtype,
-            .role_class = strcmp(entry->is.role, "param") == 0 ? RS_ROLE_MODEL : RS_ROLE_OPTIMIZER};
-        RS_TRY_GOTO(rs_space_add_role(space, &new, NULL), fail);
+    for (size_t i = 0; i < list->count; i++) {
+        const rs_logical *item = &list->items[i];
+        rs_role new = {.name = item->role,
+            .dtype = item->dtype,
+            .role_class = strcmp(item->role, "param") == 0 ? RS_ROLE_MODEL : RS_ROLE_OPTIMIZER};
+        if (rs_space_find_role(space, item->role) < 0)
+            RS_TRY_GOTO(rs_space_add_role(space, &new, NULL), fail);
     }
-    for (size_t i = 0; i < catalog->entries.count; i++) {
-        const rs_catalog_entry *entry = rs_catalog_get(catalog, (int)i);
-        int t = rs_space_find_tensor(space, entry->is.name);
-        if (!is_taken(entry, role))
-            continue;
+    for (size_t i = 0; i < list->count; i++) {
+        const rs_logical *item = &list->items[i];
+        int t = rs_space_find_tensor(space, item->name);
         if (t < 0) {
-            rs_tensor tensor = {.name = entry->is.name, .ndim = entry->is.ndim};
-            memcpy(tensor.shape, entry->is.shape, sizeof tensor.shape);
+            rs_tensor tensor = {.name = item->name, .ndim = item->ndim};
+            memcpy(tensor.shape, item->shape, sizeof tensor.shape);
             RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, &t), fail);
             for (int r = 0; r < rs_space_role_count(space); r++)
                 RS_TRY_GOTO(rs_space_set_dtype(space, t, r, RS_DTYPE_NONE), fail);
         }
         const rs_tensor *known = rs_space_tensor(space, t);
         rs_box a = rs_box_whole(known->ndim, known->shape);
-        rs_box b = rs_box_whole(entry->is.ndim, entry->is.shape);
+        rs_box b = rs_box_whole(item->ndim, item->shape);
         if (!rs_box_equal(&a, &b))
             RS_TRY_GOTO(rs_error_set(RS_ERR_UNSUPPORTED,
                             "\"%s\": its %s has another shape than its other roles", known->name,
-                            entry->is.role),
+                            item->role),
                 fail);
-        RS_TRY_GOTO(rs_space_set_dtype(
-                        space, t, rs_space_find_role(space, entry->is.role), entry->is.dtype),
-            fail);
+        RS_TRY_GOTO(
+            rs_space_set_dtype(space, t, rs_space_find_role(space, item->role), item->dtype), fail);
     }
     *out = space;
     return RS_OK;
@@ -90,6 +87,16 @@ bool rs_logical_is_own(const rs_catalog *catalog)
 {
     return rs_catalog_find(catalog, "embed.weight", "param") >= 0 &&
            rs_catalog_find(catalog, "layers.attn_norm.weight", "param") >= 0;
+}
+
+rs_status rs_logical_space(const rs_catalog *catalog, const char *role, rs_space **out)
+{
+    rs_logical_list list = {0};
+    rs_status status = rs_logical_make(catalog, role, false, &list);
+    if (status == RS_OK)
+        status = rs_logical_list_space(&list, out);
+    rs_logical_fini(&list);
+    return status;
 }
 
 static rs_status translated(const rs_catalog *catalog, const char *role, rs_logical_list *out)
@@ -131,17 +138,33 @@ rs_status rs_logical_make(
     return RS_OK;
 }
 
+/* Reads a box of the tensor's entry, in the tensor's dtype. `spare` has room for it in the entry's.
+ */
+static rs_status read_as(const rs_catalog *catalog, const rs_logical *tensor, const rs_box *box,
+    void *buffer, void *spare)
+{
+    rs_dtype stored = rs_catalog_get(catalog, tensor->id)->is.dtype;
+    if (stored == tensor->dtype)
+        return rs_catalog_read(catalog, tensor->id, -1, box, buffer);
+    RS_TRY(rs_catalog_read(catalog, tensor->id, -1, box, spare));
+    rs_cast(stored, spare, tensor->dtype, buffer, rs_box_volume(box));
+    return RS_OK;
+}
+
 rs_status rs_logical_stream(const rs_catalog *catalog, const rs_logical *tensor, int64_t most,
     void *buffer, rs_logical_part function, void *context)
 {
+    rs_dtype stored = rs_catalog_get(catalog, tensor->id)->is.dtype;
     int64_t size = (int64_t)rs_dtype_size(tensor->dtype);
+    int64_t both = size + (stored != tensor->dtype ? (int64_t)rs_dtype_size(stored) : 0);
     int64_t volume = rs_box_is_empty(&tensor->box) ? 0 : rs_box_volume(&tensor->box);
-    int64_t step = rs_max64(most / size, 1);
+    int64_t step = rs_max64(most / both / 8 * 8, 1);
+    void *spare = (char *)buffer + step * size;
     for (int64_t at = 0; at < volume; at += step) {
         rs_box parts[2 * RS_MAX_DIMS];
         int count = rs_box_linear_range(&tensor->box, at, rs_min64(at + step, volume), parts);
         for (int i = 0; i < count; i++) {
-            RS_TRY(rs_catalog_read(catalog, tensor->id, -1, &parts[i], buffer));
+            RS_TRY(read_as(catalog, tensor, &parts[i], buffer, spare));
             RS_TRY(function(context, &parts[i], buffer, (size_t)(rs_box_volume(&parts[i]) * size)));
         }
     }

@@ -11,7 +11,7 @@
 typedef struct rs_logical {
     const char *name;
     const char *role;
-    rs_dtype dtype;
+    rs_dtype dtype; /* that of the entry, or another one that its numbers are rounded to */
     int ndim;
     int64_t shape[RS_MAX_DIMS];
     int id;     /* of the catalog's entry */
@@ -35,6 +35,10 @@ bool rs_logical_is_own(const rs_catalog *catalog);
  * Hugging Face if `translate`, which wants the trainer's own names. */
 rs_status rs_logical_make(const rs_catalog *catalog, const char *role, bool translate,
     rs_logical_list *out) RS_MUST_CHECK;
+
+/* The space of a list, whose tensors are whole entries; no axis has a meaning. RS_ERR_UNSUPPORTED
+ * names a tensor whose roles have different shapes. */
+rs_status rs_logical_list_space(const rs_logical_list *list, rs_space **out) RS_MUST_CHECK;
 
 /* Calls for consecutive parts of the tensor, each at most `most` bytes, in order, with the bytes.
  */

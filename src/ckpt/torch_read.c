@@ -28,6 +28,7 @@
 #include "ckpt/format.h"
 #include "ckpt/torch.h"
 #include "ckpt/torch_read.h"
+#include "ckpt/torch_state.h"
 #include "ckpt/value_json.h"
 
 #define WALK_DEPTH RS_PICKLE_NESTING
@@ -477,9 +478,11 @@ rs_status rs_torch_read(
     rs_status status;
     RS_TRY(rs_files_add(catalog->files, place->path, &file));
     RS_TRY_GOTO(rs_torch_open(catalog->files, file, &torch), out);
-    RS_TRY_GOTO(rs_torch_enter(catalog, &torch), out);
+    bool own = rs_torch_state_is(&torch);
+    RS_TRY_GOTO(own ? rs_torch_state_read(catalog, &torch) : rs_torch_enter(catalog, &torch), out);
     RS_TRY_GOTO(rs_torch_checksums(catalog, &torch), out);
-    RS_TRY_GOTO(keep_extras(catalog, &torch), out);
+    if (!own)
+        RS_TRY_GOTO(keep_extras(catalog, &torch), out);
     RS_TRY_GOTO(rs_torch_warn(catalog, &torch), out);
 out:
     rs_torch_fini(&torch);

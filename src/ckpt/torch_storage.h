@@ -18,4 +18,8 @@ typedef struct rs_storage_class {
 /* NULL for a name that is no storage class. */
 const rs_storage_class *rs_storage_class_of(const rs_global *global);
 
+/* The class whose elements are of that type, or the class of bytes for types that have none of
+ * their own; NULL: PyTorch has no such type. */
+const rs_storage_class *rs_storage_class_for(rs_dtype dtype);
+
 #endif

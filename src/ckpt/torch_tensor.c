@@ -53,6 +53,16 @@ const rs_storage_class *rs_storage_class_of(const rs_global *global)
     return NULL;
 }
 
+const rs_storage_class *rs_storage_class_for(rs_dtype dtype)
+{
+    bool known =
+        rs_dtype_size(dtype) > 0 && dtype != RS_DTYPE_F6_E2M3X4 && dtype != RS_DTYPE_F6_E3M2X4;
+    for (size_t i = 0; i < sizeof classes / sizeof *classes && known; i++)
+        if (classes[i].dtype == dtype || classes[i].dtype == RS_DTYPE_NONE)
+            return &classes[i];
+    return NULL;
+}
+
 rs_dtype rs_torch_dtype_of(const rs_value *value)
 {
     static const struct {

@@ -12,19 +12,24 @@
 #include "reshard/convert.h"
 
 typedef struct convert_args {
-    const char *source, *target, *to, *format, *rules;
+    const char *source, *target, *to, *format, *rules, *dtype;
     int64_t shard, memory;
-    bool weights_only, force, dry_run, json;
+    bool weights_only, masters, force, dry_run, json;
 } convert_args;
 
 static const cli_option options[] = {
     {CLI_ARGUMENT, "SRC", .target = offsetof(convert_args, source),
         .help = "a checkpoint, of any format"},
-    {CLI_ARGUMENT, "DST", .target = offsetof(convert_args, target), .help = "the folder to write"},
+    {CLI_ARGUMENT, "DST", .target = offsetof(convert_args, target),
+        .help = "the folder, or with --to torch the file, to write"},
     {CLI_CHOICE, "to", "F", "the format", .target = offsetof(convert_args, to),
-        .choices = "native|safetensors", .required = true},
-    {CLI_FLAG, "weights-only", NULL, "native: leave out, or do without, the optimizer's state",
+        .choices = "native|safetensors|torch", .required = true},
+    {CLI_FLAG, "weights-only", NULL, "leave out, or do without, the optimizer's state",
         .target = offsetof(convert_args, weights_only)},
+    {CLI_TEXT, "dtype", "T|ROLE=T,..", "write params, or a role, in this type; unset: as in SRC",
+        .target = offsetof(convert_args, dtype)},
+    {CLI_FLAG, "master-from-param", NULL, "make the float32 masters that SRC lacks from its params",
+        .target = offsetof(convert_args, masters)},
     {CLI_INT, "max-shard-size", "BYTES", "of a safetensors file", "5000000000",
         .target = offsetof(convert_args, shard), .minimum = 1},
     {CLI_INT, "memory", "BYTES", "for buffers", "268435456",
@@ -79,6 +84,8 @@ static int run(const cli_command *command, int argc, char **argv)
         .shard_bytes = args.shard,
         .memory = args.memory,
         .weights_only = args.weights_only,
+        .master_from_param = args.masters,
+        .dtype = args.dtype,
         .force = args.force,
         .dry_run = args.dry_run,
         .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
@@ -107,10 +114,11 @@ static int run(const cli_command *command, int argc, char **argv)
 const cli_command cmd_convert = {
     .name = "convert",
     .summary = "convert a checkpoint to another format",
-    .text = "Reads a checkpoint of any format and writes the folder DST: a Hugging Face folder of\n"
-            "weights (safetensors, names as transformers has them), or the full state in\n"
-            "reshard's own format. Streams: memory does not grow with the checkpoint. DST appears\n"
-            "when it is complete, or not at all.",
+    .text = "Reads a checkpoint of any format and writes DST: a Hugging Face folder of weights\n"
+            "(safetensors, names as transformers has them), a folder with the full state in\n"
+            "reshard's own format, or one file of torch.save, which torch.load reads under\n"
+            "weights_only. Streams: memory does not grow with the checkpoint. DST appears when it\n"
+            "is complete, or not at all.",
     .example = "  reshard convert /tmp/job out --to safetensors",
     .options = options,
     .run = run,

@@ -35,6 +35,25 @@ printf X | dd of=full/step-00000002/rank-00000.safetensors bs=1 seek=300000 conv
 expect 1 'rank-00000.safetensors: byte .* is damaged' verify full
 holds 'j["findings"] and j["proof"] == "checksums"' verify full --json
 
+# Files of torch.save: weights, the whole state, other types; and back.
+expect 0 'wrote weights.pt: 38 tensors' convert hf weights.pt --to torch --weights-only
+expect 0 '^equal: 38 tensors' verify weights.pt hf
+refuse 1 'weights.pt: is there already' convert hf weights.pt --to torch --weights-only
+refuse 1 'no optimizer state; --weights-only' convert hf whole.pt --to torch
+expect 0 'wrote whole.pt: 152 tensors' convert cvjob whole.pt --to torch
+expect 0 '^equal: 152 tensors' verify whole.pt cvjob
+expect 0 'wrote again: 152 tensors' convert whole.pt again --to native
+expect 0 '^equal: 152 tensors' verify again cvjob
+expect 0 'wrote half.pt' convert whole.pt half.pt --to torch --dtype fp32,exp_avg=bf16
+holds '{(t["role"], t["dtype"]) for t in j["tensors"]} == {("param", "float32"), ("master", "float32"),
+    ("exp_avg", "bfloat16"), ("exp_avg_sq", "float32")}' inspect half.pt --json
+expect 0 '^equal: 38 tensors' verify whole.pt half.pt --roles exp_avg_sq
+refuse 2 'nothing of role "momentum"' convert whole.pt no.pt --to torch --dtype momentum=bf16
+refuse 2 'must be float64, float32' convert whole.pt no.pt --to torch --dtype int8
+expect 0 'wrote bare' convert cvjob bare --to native --weights-only
+expect 0 '^equal: 11 tensors' verify bare cvjob --roles param
+check "nothing is left behind" bash -c "test -z \"\$(ls -a | grep reshard)\""
+
 # No room: nothing is left at the target.
 if mkdir small && mount -t tmpfs -o size=2m tmpfs small 2>/dev/null; then
     refuse 1 'No space left' convert cvjob small/out --to safetensors

@@ -1,0 +1,157 @@
+/*
+ * Choosing what a conversion writes.
+ *
+ * 1. The whole state has every entry but second names. Weights are the params; a state dict has the
+ *    buffers too, which its reader wants.
+ * 2. An optimizer's state is never left out unasked: a source without any is refused.
+ * 3. Every role keeps its dtype unless --dtype names it; integers keep theirs always.
+ * 4. A master is made from a param only where --master-from-param asks for it, only for params that
+ *    the optimizer has moments of (all of them where it has none), and the extras say so.
+ */
+#include "ckpt/select.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "ckpt/cast.h"
+
+#define ROLE 64
+
+static bool is_optimizer(const char *role)
+{
+    return strncmp(role, "exp_avg", 7) == 0 || strcmp(role, "momentum_buffer") == 0;
+}
+
+static bool is_taken(const rs_writing *w, const rs_writer *writer, const char *role)
+{
+    return w->whole || strcmp(role, "param") == 0 ||
+           (writer->buffers && strcmp(role, "buffer") == 0);
+}
+
+/* Leaves out of the list what is not wanted. */
+static void keep_taken(rs_writing *w, const rs_writer *writer)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < w->tensors.count; i++)
+        if (is_taken(w, writer, w->tensors.items[i].role))
+            w->tensors.items[kept++] = w->tensors.items[i];
+    w->tensors.count = kept;
+}
+
+/* ---- masters ---- */
+
+static rs_status add_masters(rs_writing *w, bool moments)
+{
+    size_t count = w->tensors.count, made = 0;
+    for (size_t i = 0; i < count; i++) {
+        rs_logical t = w->tensors.items[i];
+        const char *name = rs_catalog_get(w->catalog, t.id)->is.name;
+        if (strcmp(t.role, "param") != 0 || !rs_cast_is_float(t.dtype) ||
+            rs_catalog_find(w->catalog, name, "master") >= 0 ||
+            (moments && rs_catalog_find(w->catalog, name, "exp_avg") < 0 &&
+                rs_catalog_find(w->catalog, name, "momentum_buffer") < 0))
+            continue;
+        RS_TRY(RS_LIST_RESERVE_ONE(&w->tensors));
+        t.role = "master";
+        t.dtype = RS_DTYPE_F32;
+        w->tensors.items[w->tensors.count++] = t;
+        made++;
+    }
+    if (made > 0 &&
+        json_object_set_new(w->extras, "master_from_param", json_integer((json_int_t)made)) != 0)
+        return rs_error_memory(1);
+    return RS_OK;
+}
+
+/* ---- dtypes ---- */
+
+/* One ROLE=T or T of the list. */
+static rs_status retype(rs_writing *w, const char *text, size_t length)
+{
+    char role[ROLE] = "param", name[ROLE];
+    const char *equals = memchr(text, '=', length);
+    size_t before = equals != NULL ? (size_t)(equals - text) : 0;
+    size_t after = length - (equals != NULL ? before + 1 : 0);
+    if (before >= ROLE || after >= ROLE || (equals != NULL && before == 0))
+        return rs_error_set(
+            RS_ERR_ARGUMENT, "dtype \"%.*s\": must be T or ROLE=T", (int)length, text);
+    if (equals != NULL) {
+        memcpy(role, text, before);
+        role[before] = '\0';
+    }
+    memcpy(name, equals != NULL ? equals + 1 : text, after);
+    name[after] = '\0';
+    rs_dtype dtype = rs_dtype_parse(name);
+    if (!rs_cast_is_float(dtype))
+        return rs_error_set(
+            RS_ERR_ARGUMENT, "dtype \"%s\": must be float64, float32, float16 or bfloat16", name);
+    size_t met = 0;
+    for (size_t i = 0; i < w->tensors.count; i++) {
+        rs_logical *t = &w->tensors.items[i];
+        if (strcmp(t->role, role) != 0)
+            continue;
+        met++;
+        if (rs_cast_is_float(t->dtype))
+            t->dtype = dtype;
+    }
+    if (met == 0)
+        return rs_error_set(RS_ERR_ARGUMENT, "dtype: nothing of role \"%s\" is written", role);
+    return RS_OK;
+}
+
+static rs_status retype_all(rs_writing *w)
+{
+    const char *at = w->options->dtype;
+    while (at != NULL && *at != '\0') {
+        size_t length = strcspn(at, ",");
+        RS_TRY(retype(w, at, length));
+        at += length + (at[length] == ',');
+    }
+    return RS_OK;
+}
+
+/* ---- the whole ---- */
+
+/* Sets the sizes once dtypes and roles are settled. */
+static void measure(rs_writing *w)
+{
+    for (size_t i = 0; i < w->tensors.count; i++) {
+        rs_logical *t = &w->tensors.items[i];
+        t->bytes = rs_box_is_empty(&t->box)
+                       ? 0
+                       : rs_box_volume(&t->box) * (int64_t)rs_dtype_size(t->dtype);
+        w->all += t->bytes;
+    }
+    w->report.tensors = (int64_t)w->tensors.count;
+    w->report.bytes = w->all;
+}
+
+rs_status rs_select(rs_writing *w, const rs_writer *writer)
+{
+    bool optimizer = false;
+    w->whole = writer->whole && !w->options->weights_only;
+    w->extras = json_copy(w->catalog->extras);
+    if (w->extras == NULL)
+        return rs_error_memory(1);
+    for (size_t i = 0; i < w->catalog->entries.count; i++) {
+        const rs_catalog_entry *entry = rs_catalog_get(w->catalog, (int)i);
+        optimizer = optimizer || is_optimizer(entry->is.role);
+        w->report.skipped += !is_taken(w, writer, entry->is.role);
+    }
+    if (writer->whole && !optimizer && !w->options->weights_only)
+        return rs_error_set(RS_ERR_UNSUPPORTED,
+            "the checkpoint has no optimizer state; --weights-only converts its weights alone");
+    RS_TRY(rs_logical_make(
+        w->catalog, NULL, writer->foreign && rs_logical_is_own(w->catalog), &w->tensors));
+    keep_taken(w, writer);
+    if (w->options->master_from_param && w->whole)
+        RS_TRY(add_masters(w, optimizer));
+    RS_TRY(retype_all(w));
+    measure(w);
+    for (size_t i = 0; i < w->tensors.count; i++)
+        if (strcmp(w->tensors.items[i].role, "param") == 0)
+            return RS_OK;
+    return rs_error_set(RS_ERR_UNSUPPORTED, "the checkpoint has no weights");
+}
