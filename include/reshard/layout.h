@@ -76,7 +76,7 @@ typedef struct rs_layout {
     int etp;  /* 0: as tp */
     int vpp;  /* chunks of layers per rank: chunk v of pipeline rank p is stage v * pp + p */
     int zero; /* 0..3: shards RS_ROLE_OPTIMIZER from 1 on, RS_ROLE_GRADIENT from 2 on, RS_ROLE_MODEL
-                 at 3. The trainer takes 0 and 1. */
+                 at 3 */
     rs_zero_cut zero_cut;
     int shard; /* ranks of dp x cp that share what ZeRO cuts; 0: all */
     bool sp;   /* activations of norms and dropouts are cut over tp; changes no state */

@@ -203,23 +203,16 @@ static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
         {"expert parallel (ep)", layout->ep > 1},
         {"an etp of its own", rs_layout_etp(layout) != layout->tp},
         {"interleaved stages (vpp)", layout->vpp > 1},
-        {"stages=", layout->stage_count > 0},
         {"sequence parallel (sp)", layout->sp},
-        {"zero above 1", layout->zero > 1},
-        {"shard=", layout->shard > 0 && layout->shard != layout->dp * layout->cp},
-        {"zero_cut other than concat", layout->zero_cut != RS_CUT_CONCAT},
     };
     *fits = *layout;
     fits->dp *= layout->cp;
     fits->cp = 1;
     fits->ep = 1;
     fits->etp = 0;
+    fits->stage_count = layout->vpp > 1 ? 0 : layout->stage_count;
     fits->vpp = 1;
-    fits->stage_count = 0;
     fits->sp = false;
-    fits->zero = (int)rs_min64(layout->zero, 1);
-    fits->shard = 0;
-    fits->zero_cut = RS_CUT_CONCAT;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].missing)
             return rows[i].what;

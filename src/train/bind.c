@@ -6,10 +6,12 @@
 #include "train/bind.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/memory.h"
 
 typedef struct row {
     const char *name;
@@ -83,27 +85,43 @@ static float **member(const rs_tensor *tensor, const rs_shard *shard, const rs_s
     return NULL;
 }
 
-rs_status rs_bind_tensors(
-    const rs_state *state, const rs_stage_shape *shape, float *concatenation, rs_stage_tensors *out)
+void rs_binding_list_fini(rs_binding_list *list)
+{
+    free(list->items);
+    memset(list, 0, sizeof *list);
+}
+
+/* A box begins with its first part. */
+static rs_status bind_part(void *context, const rs_box *part, int block, int64_t position)
+{
+    rs_binding *binding = context;
+    (void)part;
+    if (binding->position < 0) {
+        binding->block = block;
+        binding->position = position;
+    }
+    return RS_OK;
+}
+
+rs_status rs_bind_tensors(const rs_state *state, const rs_stage_shape *shape,
+    rs_stage_tensors *tensors, rs_binding_list *out)
 {
     rs_shard_list shards = {0};
     rs_status status;
-    RS_TRY_GOTO(
-        rs_placement_shards(state->placement, state->rank, state->roles.param, &shards), done);
+    RS_TRY_GOTO(rs_placement_shards(state->whole, state->rank, -1, &shards), done);
     for (size_t i = 0; i < shards.count; i++) {
         const rs_shard *s = &shards.items[i];
         const rs_tensor *tensor = rs_space_tensor(state->space, s->tensor);
-        float **at = member(tensor, s, shape, out);
-        if (at == NULL) {
+        rs_binding binding = {member(tensor, s, shape, tensors), s->tensor, 0, -1};
+        if (binding.member == NULL) {
             status = rs_error_set(
                 RS_ERR_UNSUPPORTED, "the trainer does not know the tensor %s", tensor->name);
             goto done;
         }
-        int block;
-        int64_t position, stride[RS_MAX_DIMS];
-        RS_TRY_GOTO(rs_state_locate(state, s->tensor, &s->box, &block, &position, stride), done);
-        *at = concatenation != NULL ? concatenation + position
-                                    : rs_memory_shard(rs_state_memory(state), s);
+        RS_TRY_GOTO(
+            rs_state_parts(state, state->rank, s->tensor, &s->box, bind_part, &binding), done);
+        RS_TRY_GOTO(RS_LIST_RESERVE_ONE(out), done);
+        out->items[out->count++] = binding;
     }
 done:
     rs_shard_list_fini(&shards);

@@ -46,12 +46,10 @@ void rs_comm_receive_floats(MPI_Comm comm, int from, int tag, float *data, int64
     MPI_Recv(data, count_of((size_t)count), MPI_FLOAT, from, tag, comm, MPI_STATUS_IGNORE);
 }
 
-void rs_comm_exchange_floats(
-    MPI_Comm comm, int peer, int tag, const float *mine, float *theirs, int64_t count)
+void rs_comm_expect_floats(
+    MPI_Comm comm, int from, int tag, float *data, int64_t count, MPI_Request *request)
 {
-    int n = count_of((size_t)count);
-    MPI_Sendrecv(
-        mine, n, MPI_FLOAT, peer, tag, theirs, n, MPI_FLOAT, peer, tag, comm, MPI_STATUS_IGNORE);
+    MPI_Irecv(data, count_of((size_t)count), MPI_FLOAT, from, tag, comm, request);
 }
 
 typedef struct failure {

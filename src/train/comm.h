@@ -31,7 +31,7 @@ void rs_comm_receive(MPI_Comm comm, int from, int tag, void *data, size_t bytes)
 void rs_comm_post_floats(
     MPI_Comm comm, int to, int tag, const float *data, int64_t count, MPI_Request *request);
 void rs_comm_receive_floats(MPI_Comm comm, int from, int tag, float *data, int64_t count);
-void rs_comm_exchange_floats(
-    MPI_Comm comm, int peer, int tag, const float *mine, float *theirs, int64_t count);
+void rs_comm_expect_floats(
+    MPI_Comm comm, int from, int tag, float *data, int64_t count, MPI_Request *request);
 
 #endif

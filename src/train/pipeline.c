@@ -11,7 +11,9 @@
  * have sent after it received forward j - slots.
  * 2. Messages of one direction between two ranks are received in the order in which they were sent,
  * so one tag per direction is enough.
- * 3. A replica without micro-batches does nothing here.
+ * 3. All replicas take as many turns, those with fewer micro-batches some without any: what ranks
+ * of several replicas do together (gathering parameters, reducing gradients) they do in the same
+ * order.
  *
  * Memory: 2 rings of sent activations and one receive buffer, each [micro-batch, seq, hidden]
  * floats.
@@ -42,6 +44,7 @@ struct rs_pipeline {
     rs_pipeline_setup setup;
     int64_t first; /* micro-batches of this replica */
     int64_t count;
+    int64_t turns; /* of every replica */
     int64_t width; /* floats of the largest activation */
     int depth;     /* buffers of a ring */
     ring forward;  /* to the next stage */
@@ -52,10 +55,17 @@ struct rs_pipeline {
     uint8_t *targets;
 };
 
-int rs_pipeline_slots(const rs_world *world, int64_t global_batch, int64_t micro_batch)
+/* Turns of every replica: as many as the first has micro-batches, which has most. */
+static int64_t turns(const rs_world *world, int64_t global_batch, int64_t micro_batch)
 {
     int64_t first, count;
-    rs_batch_deal(global_batch, micro_batch, world->layout.dp, world->at.dp, &first, &count);
+    rs_batch_deal(global_batch, micro_batch, world->layout.dp, 0, &first, &count);
+    return count;
+}
+
+int rs_pipeline_slots(const rs_world *world, int64_t global_batch, int64_t micro_batch)
+{
+    int64_t count = turns(world, global_batch, micro_batch);
     return (int)rs_max64(1, rs_min64(count, world->layout.pp - world->at.pp));
 }
 
@@ -90,6 +100,7 @@ rs_status rs_pipeline_create(const rs_pipeline_setup *setup, rs_pipeline **out)
     p->forward.peer = p->backward.peer = MPI_PROC_NULL;
     rs_batch_deal(setup->global_batch, setup->micro_batch, world->layout.dp, world->at.dp,
         &p->first, &p->count);
+    p->turns = turns(world, setup->global_batch, setup->micro_batch);
     int64_t tokens = setup->micro_batch * setup->seq;
     p->width = tokens * setup->hidden;
     p->depth = setup->slots + 1;
@@ -161,10 +172,14 @@ static float *receive(const rs_pipeline *p, int peer, int tag, int64_t count)
     return p->received;
 }
 
-/* Sequences of this replica's micro-batch `number` (from 0), and its first sample. */
+/* Sequences of this replica's micro-batch `number` (from 0; behind the last they are empty), and
+ * its first sample. */
 static int64_t micro_batch(const rs_pipeline *p, int64_t step, int64_t number, int64_t *sample)
 {
     int64_t begin, end;
+    *sample = 0;
+    if (number >= p->count)
+        return 0;
     rs_batch_range(p->setup.global_batch, p->setup.micro_batch, p->first + number, &begin, &end);
     *sample = (step - 1) * p->setup.global_batch + begin;
     return end - begin;
@@ -215,10 +230,10 @@ rs_status rs_pipeline_run(rs_pipeline *p, int64_t step, const rs_stage_tensors *
 {
     int64_t ahead = p->setup.slots;
     *loss_sum = 0;
-    for (int64_t i = 0; i < p->count + ahead - 1; i++) {
-        if (i < p->count)
+    for (int64_t i = 0; i < p->turns + ahead - 1; i++) {
+        if (i < p->turns)
             RS_TRY(forward(p, step, i, weights, loss_sum));
-        if (p->count > 0 && i >= ahead - 1)
+        if (i >= ahead - 1)
             RS_TRY(backward(p, step, i - (ahead - 1), weights, gradients));
     }
     drain(p, &p->forward);

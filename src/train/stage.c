@@ -64,6 +64,7 @@ typedef struct slot {
 struct rs_stage {
     rs_stage_shape shape;
     rs_stage_tp tp;
+    rs_stage_blocks blocks;
     int threads;
     int64_t layers;
     int64_t q; /* widths of the local q, and k or v */
@@ -303,6 +304,55 @@ void rs_stage_destroy(rs_stage *stage)
     free(stage);
 }
 
+void rs_stage_announce(rs_stage *stage, const rs_stage_blocks *blocks)
+{
+    stage->blocks = *blocks;
+}
+
+/* Block numbers, see rs_stage_blocks; `l` counts the stage's layers. */
+static int layer_block(const rs_stage *stage, int64_t l)
+{
+    return (int)(stage->shape.layer_begin + l) + 1;
+}
+
+static int tail_block(const rs_stage *stage)
+{
+    return (int)stage->shape.model.layers + 1;
+}
+
+static void enter(const rs_stage *stage, int block, int next, int use)
+{
+    if (stage->blocks.enter != NULL)
+        stage->blocks.enter(stage->blocks.context, block, next, use);
+}
+
+static void leave(const rs_stage *stage, int block, int use)
+{
+    if (stage->blocks.leave != NULL)
+        stage->blocks.leave(stage->blocks.context, block, use);
+}
+
+/* The end of a tied model uses the embedding too, which is a block of its own where the stage is
+ * the first as well. */
+static bool borrows_embedding(const rs_stage *stage)
+{
+    return stage->shape.first && stage->shape.model.tied;
+}
+
+static void enter_tail(const rs_stage *stage, int next, int use)
+{
+    if (borrows_embedding(stage))
+        enter(stage, 0, -1, use);
+    enter(stage, tail_block(stage), next, use);
+}
+
+static void leave_tail(const rs_stage *stage, int use)
+{
+    leave(stage, tail_block(stage), use);
+    if (borrows_embedding(stage))
+        leave(stage, 0, use);
+}
+
 static rs_status group_sum(const rs_stage *stage, float *values, int64_t count)
 {
     if (stage->tp.sum == NULL || count == 0)
@@ -528,6 +578,20 @@ static rs_status loss_backward(const rs_stage *stage, const rs_stage_tensors *w,
     return RS_OK;
 }
 
+/* The block whose weights are used after layer `l` in the forward pass (-1: the embedding), and
+ * after it in the backward pass (stage->layers: the end); -1 if there is none. */
+static int block_after(const rs_stage *stage, int64_t l)
+{
+    if (l + 1 < stage->layers)
+        return layer_block(stage, l + 1);
+    return stage->shape.last ? tail_block(stage) : -1;
+}
+
+static int block_before(const rs_stage *stage, int64_t l)
+{
+    return l > 0 ? layer_block(stage, l - 1) : -1;
+}
+
 static rs_status check_bytes(
     const rs_stage *stage, const char *what, const uint8_t *bytes, int64_t rows)
 {
@@ -572,22 +636,29 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
         RS_TRY(check_bytes(stage, "target", targets, rows));
         memcpy(s->targets, targets, (size_t)rows);
     }
-    if (shape->first && rows > 0) {
+    if (shape->first) {
         RS_TRY(check_bytes(stage, "token", tokens, rows));
         memcpy(s->tokens, tokens, (size_t)rows);
+        enter(stage, 0, block_after(stage, -1), RS_USE_WEIGHTS);
         rs_embed_forward(
             rows, hidden, tokens, weights->embed, shape->vocab_begin, shape->vocab_end, x);
+        leave(stage, 0, RS_USE_WEIGHTS);
         RS_TRY(group_sum(stage, x, rows * hidden));
     } else if (rows > 0) {
         memcpy(x, input, (size_t)(rows * hidden) * sizeof *x);
     }
     for (int64_t l = 0; l < stage->layers; l++) {
         float *to = l + 1 < stage->layers ? s->layers[l + 1].x : last;
+        enter(stage, layer_block(stage, l), block_after(stage, l), RS_USE_WEIGHTS);
         RS_TRY(attention_forward(stage, &weights->layers[l], batch, &s->layers[l]));
         RS_TRY(feed_forward(stage, &weights->layers[l], slot_number, l, batch, &s->layers[l], to));
+        leave(stage, layer_block(stage, l), RS_USE_WEIGHTS);
     }
-    if (shape->last)
+    if (shape->last) {
+        enter_tail(stage, -1, RS_USE_WEIGHTS);
         RS_TRY(loss_forward(stage, weights, rows, s, loss_sum));
+        leave_tail(stage, RS_USE_WEIGHTS);
+    }
     s->filled = true;
     return RS_OK;
 }
@@ -606,19 +677,27 @@ rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
     s->filled = false;
     int64_t rows = s->batch * shape->seq;
     float *dx = shape->first ? stage->stream : input_gradient;
-    if (shape->last)
+    if (shape->last) {
+        enter_tail(stage, block_before(stage, stage->layers), RS_USE_BOTH);
         RS_TRY(loss_backward(stage, weights, gradients, rows, s, scale, dx));
-    else if (rows > 0)
+        leave_tail(stage, RS_USE_BOTH);
+    } else if (rows > 0) {
         memmove(dx, output_gradient, (size_t)(rows * hidden) * sizeof *dx);
+    }
     for (int64_t l = stage->layers - 1; l >= 0; l--) {
         const rs_stage_layer *w = &weights->layers[l];
         const rs_stage_layer *g = &gradients->layers[l];
+        enter(stage, layer_block(stage, l), block_before(stage, l), RS_USE_BOTH);
         RS_TRY(feed_backward(stage, w, g, slot_number, l, s->batch, scale, &s->layers[l], dx));
         RS_TRY(attention_backward(stage, w, g, s->batch, &s->layers[l], dx));
+        leave(stage, layer_block(stage, l), RS_USE_BOTH);
     }
-    if (shape->first)
+    if (shape->first) {
+        enter(stage, 0, -1, RS_USE_GRADIENTS);
         rs_embed_backward(
             rows, hidden, s->tokens, dx, shape->vocab_begin, shape->vocab_end, gradients->embed);
+        leave(stage, 0, RS_USE_GRADIENTS);
+    }
     return RS_OK;
 }
 

@@ -46,6 +46,19 @@ typedef struct rs_stage_tp {
     rs_dispatch_group experts;
 } rs_stage_tp;
 
+/* What is used of a block. */
+enum { RS_USE_WEIGHTS = 1, RS_USE_GRADIENTS = 2, RS_USE_BOTH = 3 };
+
+/* Called around each use of a block: block 0 is the embedding, l + 1 is layer l of the model,
+ * layers + 1 is what stands behind them. The members of rs_stage_tensors are read in between alone.
+ * `next` is the block whose weights the pass uses next, -1 at its end. A stage that was given none
+ * leaves the tensors where they are. */
+typedef struct rs_stage_blocks {
+    void *context;
+    void (*enter)(void *context, int block, int next, int use);
+    void (*leave)(void *context, int block, int use);
+} rs_stage_blocks;
+
 /* Local boxes of a layer, row-major. In memory q, k, v follow each other, and gate, up do (the
  * local concatenation's order), so that one product serves them. NULL where the model has no such
  * tensor. */
@@ -95,13 +108,17 @@ rs_status rs_stage_create(
     const rs_stage_shape *shape, const rs_stage_tp *tp, rs_stage **out) RS_MUST_CHECK;
 void rs_stage_destroy(rs_stage *stage);
 
+/* Lets the stage say which blocks it uses, from now on. */
+void rs_stage_announce(rs_stage *stage, const rs_stage_blocks *blocks);
+
 /*
  * Forward pass of a micro-batch of `batch` sequences into slot `slot` (0..slots-1).
  * `tokens` and `targets`: [batch, seq] byte values, needed on the first and the last stage.
  * `input`: [batch, seq, H] from the stage before (NULL on the first); `output`: the same for the
  * next stage (NULL on the last). `loss_sum`: on the last stage, the sum of the cross-entropy over
  * the micro-batch's tokens, the same bits on every tp rank. batch may be 0: then nothing is summed
- * over tp; but the group that has the experts meets in the same calls, whatever its batches.
+ * over tp; but blocks are entered and left as always, and the group that has the experts meets in
+ * the same calls, whatever its batches.
  */
 rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int slot,
     int64_t batch, const uint8_t *tokens, const uint8_t *targets, const float *input, float *output,

@@ -1,13 +1,15 @@
 /*
  * A rank's state: the geometry of one layout joined to the memory of one arena.
  *
- * The local concatenation (layout.h) is the coordinate in which everything local is written: a
- * parameter, its gradient, its moments and its master all have the same position. A role that ZeRO
- * cuts has a range of positions. Each (role, block) is one segment, so a table of [role][block]
- * views turns a position into an address.
+ * The local vector (runs.h) is the coordinate in which everything local is written: a parameter,
+ * its gradient, its moments and its master all have the same position. What the rank has of a role
+ * is a list of runs of positions; whatever ZeRO cuts, and however, it is the placement that says
+ * which.
  *
- * 1. A view's range is the block's range cut by the role's flat range; it is empty where the arena
- * has no such segment.
+ * Positions come from a bare space: the same tensors in one role of one type, placed without ZeRO.
+ * So they do not depend on types, nor on which tensors have which roles.
+ *
+ * 1. A run lies in one segment. The runs of a role are disjoint, and are all that the rank has.
  * 2. Nothing here knows what a tensor means, and nothing but rs_state_fill writes.
  */
 #include "train/state.h"
@@ -24,7 +26,24 @@
 #include "base/memory.h"
 #include "train/bfloat16.h"
 #include "train/init.h"
-#include "train/simd.h"
+
+/* The same tensors in one role. */
+static rs_status make_bare(const rs_space *space, rs_space **out)
+{
+    const rs_role role = {"element", RS_DTYPE_F32, RS_ROLE_MODEL};
+    rs_space *bare = NULL;
+    rs_status status;
+    RS_TRY(rs_space_create(&bare));
+    RS_TRY_GOTO(rs_space_add_role(bare, &role, NULL), fail);
+    for (int t = 0; t < rs_space_tensor_count(space); t++)
+        RS_TRY_GOTO(rs_space_add_tensor(bare, rs_space_tensor(space, t), NULL), fail);
+    *out = bare;
+    return RS_OK;
+
+fail:
+    rs_space_destroy(bare);
+    return status;
+}
 
 rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank, rs_state *out)
 {
@@ -36,18 +55,26 @@ rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank
     out->blocks = rs_layout_block_count(space);
     out->roles = (rs_roles){rs_space_find_role(space, "param"), rs_space_find_role(space, "master"),
         rs_space_find_role(space, "exp_avg"), rs_space_find_role(space, "exp_avg_sq")};
-    rs_layout flat = *layout;
+    rs_layout flat = *layout, whole = *layout;
     flat.zero = 3;
+    whole.zero = 0;
+    RS_TRY(make_bare(space, &out->bare));
+    RS_TRY(rs_layout_placement(out->bare, &whole, &out->whole));
     RS_TRY(rs_layout_placement(space, layout, &out->placement));
     return rs_layout_placement(space, &flat, &out->flat);
 }
 
 void rs_state_fini(rs_state *state)
 {
+    int roles = state->space != NULL ? rs_space_role_count(state->space) : 0;
+    for (int role = 0; state->runs != NULL && role < roles; role++)
+        rs_runs_fini(&state->runs[role]);
     rs_arena_close(state->arena);
     rs_placement_destroy(state->flat);
     rs_placement_destroy(state->placement);
-    free(state->views);
+    rs_placement_destroy(state->whole);
+    rs_space_destroy(state->bare);
+    free(state->runs);
     free(state->carried);
     memset(state, 0, sizeof *state);
 }
@@ -57,41 +84,170 @@ const rs_memory *rs_state_memory(const rs_state *state)
     return state->arena != NULL ? rs_arena_memory(state->arena) : NULL;
 }
 
-const rs_view *rs_state_view(const rs_state *state, int role, int block)
+const rs_runs *rs_state_runs(const rs_state *state, int role)
 {
-    return &state->views[role * state->blocks + block];
+    return &state->runs[role];
 }
 
-void *rs_state_element(const rs_state *state, int role, int block, int64_t position)
+static size_t role_size(const rs_state *state, int role)
 {
-    const rs_view *view = rs_state_view(state, role, block);
-    int64_t size = (int64_t)rs_dtype_size(rs_space_role(state->space, role)->dtype);
-    return view->data + (position - view->begin) * size;
+    return rs_dtype_size(rs_space_role(state->space, role)->dtype);
 }
 
-static rs_status make_views(rs_state *state)
+void *rs_state_element(const rs_state *state, int role, int64_t position)
+{
+    return rs_runs_at(&state->runs[role], role_size(state, role), position);
+}
+
+/* ---- positions ---- */
+
+/* The first position of a block in the local vector of `rank`. */
+static void block_range(const rs_state *state, int rank, int block, int64_t *begin, int64_t *end)
+{
+    rs_layout_block_range(state->bare, &state->layout, rank, block, begin, end);
+    if (block < rs_space_layer_count(state->bare) + 2)
+        return;
+    int64_t dense = rs_layout_local_elements(state->bare, &state->layout, rank);
+    *begin += dense;
+    *end += dense;
+}
+
+void rs_state_block(const rs_state *state, int block, int64_t *begin, int64_t *end)
+{
+    block_range(state, state->rank, block, begin, end);
+}
+
+int64_t rs_state_elements(const rs_state *state)
+{
+    return rs_layout_local_elements(state->bare, &state->layout, state->rank) +
+           rs_layout_expert_elements(state->bare, &state->layout, state->rank);
+}
+
+static bool is_contiguous(const rs_box *box, const int64_t *stride)
+{
+    int64_t next = 1;
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        if (box->extent[d] == 1)
+            continue;
+        if (stride[d] != next)
+            return false;
+        next *= box->extent[d];
+    }
+    return true;
+}
+
+/* A box as one part, or index by index of its outermost dimension where it is not contiguous. */
+static rs_status pass_parts(const rs_box *box, const int64_t *stride, int block, int64_t position,
+    rs_state_part part, void *context)
+{
+    if (is_contiguous(box, stride))
+        return part(context, box, block, position);
+    int d = 0;
+    while (box->extent[d] == 1)
+        d++;
+    rs_box inner = *box;
+    inner.extent[d] = 1;
+    for (int64_t i = 0; i < box->extent[d]; i++) {
+        inner.offset[d] = box->offset[d] + i;
+        RS_TRY(pass_parts(&inner, stride, block, position + i * stride[d], part, context));
+    }
+    return RS_OK;
+}
+
+rs_status rs_state_parts(const rs_state *state, int rank, int tensor, const rs_box *box,
+    rs_state_part part, void *context)
+{
+    rs_shard shard;
+    int64_t begin, end, stride[RS_MAX_DIMS] = {0}, size = (int64_t)sizeof(float);
+    RS_TRY(rs_placement_address(state->whole, rank, tensor, 0, box, &shard));
+    int block = shard.segment - rs_layout_segment(state->bare, 0, 0);
+    block_range(state, rank, block, &begin, &end);
+    for (int d = 0; d < box->ndim; d++)
+        stride[d] = shard.stride[d] / size;
+    return pass_parts(box, stride, block, begin + shard.offset / size, part, context);
+}
+
+int rs_state_update_role(const rs_state *state, int tensor)
+{
+    for (int r = 0; r < rs_space_role_count(state->space); r++)
+        if (rs_space_role(state->space, r)->role_class == RS_ROLE_OPTIMIZER &&
+            rs_space_dtype(state->space, tensor, r) != RS_DTYPE_NONE)
+            return r;
+    return -1;
+}
+
+/* ---- pieces ---- */
+
+static rs_status add_piece(void *context, const rs_box *part, int block, int64_t position)
+{
+    return rs_runs_add(context, &(rs_run){position, position + rs_box_volume(part), block, NULL});
+}
+
+rs_status rs_state_pieces(const rs_state *state, const rs_placement *placement, int rank, int role,
+    int tensor, rs_runs *out)
+{
+    rs_shard_list shards = {0};
+    rs_status status;
+    RS_TRY_GOTO(rs_placement_shards(placement, rank, role, &shards), done);
+    for (size_t i = 0; i < shards.count; i++) {
+        const rs_shard *s = &shards.items[i];
+        if ((tensor >= 0 && s->tensor != tensor) ||
+            (role < 0 && s->role != rs_state_update_role(state, s->tensor)))
+            continue;
+        RS_TRY_GOTO(rs_state_parts(state, rank, s->tensor, &s->box, add_piece, out), done);
+    }
+done:
+    rs_shard_list_fini(&shards);
+    return status;
+}
+
+typedef struct mapping {
+    rs_runs *runs;
+    char *data; /* of the next part */
+    int64_t size;
+} mapping;
+
+static rs_status map_part(void *context, const rs_box *part, int block, int64_t position)
+{
+    mapping *m = context;
+    int64_t count = rs_box_volume(part);
+    RS_TRY(rs_runs_add(m->runs, &(rs_run){position, position + count, block, m->data}));
+    m->data += count * m->size;
+    return RS_OK;
+}
+
+/* The runs of a role, in the arena's memory. A shard's elements are contiguous there. */
+static rs_status map_role(rs_state *state, int role)
+{
+    rs_shard_list shards = {0};
+    rs_status status;
+    rs_runs *runs = &state->runs[role];
+    RS_TRY_GOTO(rs_placement_shards(state->placement, state->rank, role, &shards), done);
+    for (size_t i = 0; i < shards.count; i++) {
+        const rs_shard *s = &shards.items[i];
+        mapping m = {
+            runs, rs_memory_shard(rs_state_memory(state), s), (int64_t)rs_dtype_size(s->dtype)};
+        if (m.data == NULL) {
+            status = rs_error_set(RS_ERR_MISMATCH,
+                "arena and placement disagree: rank %d has no segment %d", state->rank, s->segment);
+            goto done;
+        }
+        RS_TRY_GOTO(rs_state_parts(state, state->rank, s->tensor, &s->box, map_part, &m), done);
+    }
+    rs_runs_sort(runs, role_size(state, role));
+done:
+    rs_shard_list_fini(&shards);
+    return status;
+}
+
+static rs_status map_roles(rs_state *state)
 {
     int roles = rs_space_role_count(state->space);
-    state->views = rs_calloc((size_t)roles * (size_t)state->blocks, sizeof *state->views);
-    if (state->views == NULL)
-        return rs_error_memory((size_t)roles * (size_t)state->blocks * sizeof *state->views);
-    const rs_memory *memory = rs_state_memory(state);
-    for (int role = 0; role < roles; role++) {
-        int64_t first, last;
-        rs_layout_flat_range(state->space, &state->layout, state->rank, role, &first, &last);
-        for (int block = 0; block < state->blocks; block++) {
-            rs_view *view = &state->views[role * state->blocks + block];
-            rs_layout_block_range(
-                state->space, &state->layout, state->rank, block, &view->begin, &view->end);
-            view->begin = rs_max64(view->begin, first);
-            view->end = rs_max64(view->begin, rs_min64(view->end, last));
-            view->data = rs_memory_segment(memory, rs_layout_segment(state->space, role, block));
-            if (view->data == NULL && view->end > view->begin)
-                return rs_error_set(RS_ERR_MISMATCH,
-                    "layout and placement disagree: rank %d has no segment of role %d, block %d",
-                    state->rank, role, block);
-        }
-    }
+    state->runs = rs_calloc((size_t)roles, sizeof *state->runs);
+    if (state->runs == NULL)
+        return rs_error_memory((size_t)roles * sizeof *state->runs);
+    for (int role = 0; role < roles; role++)
+        RS_TRY(map_role(state, role));
     return RS_OK;
 }
 
@@ -116,7 +272,7 @@ rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, 
             adopted_count, &state->arena);
     rs_segment_list_fini(&segments);
     RS_TRY(status);
-    return state->holds ? make_views(state) : RS_OK;
+    return state->holds ? map_roles(state) : RS_OK;
 }
 
 rs_status rs_state_footprint(const rs_state *state, int64_t *bytes)
@@ -162,20 +318,6 @@ rs_status rs_state_resident(const rs_state *state, bool own, int64_t *bytes)
         RS_TRY(resident_pages(region->data, region->bytes, bytes));
         next++;
     }
-    return RS_OK;
-}
-
-rs_status rs_state_locate(const rs_state *state, int tensor, const rs_box *box, int *block,
-    int64_t *position, int64_t *stride)
-{
-    rs_shard shard;
-    int role = state->roles.param;
-    RS_TRY(rs_placement_address(state->placement, state->rank, tensor, role, box, &shard));
-    int64_t size = (int64_t)rs_dtype_size(shard.dtype);
-    *block = shard.segment - rs_layout_segment(state->space, role, 0);
-    *position = rs_state_view(state, role, *block)->begin + shard.offset / size;
-    for (int d = 0; d < box->ndim; d++)
-        stride[d] = shard.stride[d] / size;
     return RS_OK;
 }
 
@@ -240,33 +382,15 @@ rs_status rs_state_fill(rs_state *state, uint64_t seed)
     return status;
 }
 
-RS_CLONES static void expand_run(int64_t count, const uint16_t *restrict from, float *restrict to)
-{
-    for (int64_t i = 0; i < count; i++)
-        to[i] = rs_bf16_to_float(from[i]);
-}
-
-void rs_state_expand(const rs_state *state, float *weights)
-{
-    for (int block = 0; block < state->blocks; block++) {
-        const rs_view *view = rs_state_view(state, state->roles.param, block);
-        const uint16_t *from = (const uint16_t *)(const void *)view->data;
-        expand_run(view->end - view->begin, from, weights + view->begin);
-    }
-}
-
 uint64_t rs_state_hash(const rs_state *state)
 {
     uint64_t hash = 0;
     int roles = rs_space_role_count(state->space);
-    for (int role = 0; state->views != NULL && role < roles; role++) {
-        size_t size = rs_dtype_size(rs_space_role(state->space, role)->dtype);
-        for (int block = 0; block < state->blocks; block++) {
-            const rs_view *view = rs_state_view(state, role, block);
-            if (view->end > view->begin)
-                hash = XXH3_64bits_withSeed(
-                    view->data, (size_t)(view->end - view->begin) * size, hash);
+    for (int role = 0; state->runs != NULL && role < roles; role++)
+        for (size_t i = 0; i < state->runs[role].count; i++) {
+            const rs_run *run = &state->runs[role].items[i];
+            hash = XXH3_64bits_withSeed(
+                run->data, (size_t)(run->end - run->begin) * role_size(state, role), hash);
         }
-    }
     return hash;
 }

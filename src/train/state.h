@@ -1,6 +1,6 @@
 /*
  * What one rank has of the job's state under one layout: its placement, its arena, and where the
- * elements of its local concatenation (layout.h) lie in it. All functions are local.
+ * elements of its local vector (runs.h) lie in it. All functions are local.
  */
 #ifndef RS_TRAIN_STATE_H
 #define RS_TRAIN_STATE_H
@@ -13,6 +13,7 @@
 #include "reshard/layout.h"
 #include "reshard/placement.h"
 #include "reshard/space.h"
+#include "train/runs.h"
 
 /* Numbers of the roles in the space; master is -1 where parameters are float32 and their own
  * master. */
@@ -22,13 +23,6 @@ typedef struct rs_roles {
     int exp_avg;
     int exp_avg_sq;
 } rs_roles;
-
-/* A (role, block) segment: elements begin .. end-1 of the local concatenation lie at `data`. */
-typedef struct rs_view {
-    int64_t begin;
-    int64_t end;
-    char *data;
-} rs_view;
 
 typedef struct rs_state {
     const rs_space *space; /* borrowed */
@@ -40,9 +34,12 @@ typedef struct rs_state {
     rs_placement *flat;      /* of the same layout with zero=3: who updates, and sums, what */
     rs_arena *arena;         /* NULL until rs_state_allocate, and for a rank that holds nothing */
     int blocks;
-    rs_view *views; /* [role][block]; after rs_state_allocate */
-    int *carried;   /* segments that were adopted: they lie in extents of older generations */
+    rs_runs *runs; /* of each role; after rs_state_allocate */
+    int *carried;  /* segments that were adopted: they lie in extents of older generations */
     size_t carried_count;
+    rs_space *bare; /* the same tensors, in one role, of one type */
+    rs_placement
+        *whole; /* of the bare space without ZeRO: where local boxes lie in local vectors */
 } rs_state;
 
 /* A rank's state without memory. rs_state_fini also after a failure. */
@@ -68,24 +65,37 @@ rs_status rs_state_resident(const rs_state *state, bool own, int64_t *bytes) RS_
 /* Its memory; NULL where it holds nothing. */
 const rs_memory *rs_state_memory(const rs_state *state);
 
-const rs_view *rs_state_view(const rs_state *state, int role, int block);
+/* What the rank has of a role. */
+const rs_runs *rs_state_runs(const rs_state *state, int role);
 
-/* Element `position` of the local concatenation, which lies in `block` and which the rank has of
- * `role`. */
-void *rs_state_element(const rs_state *state, int role, int block, int64_t position);
+/* Where it has the element at `position` of its local vector in `role`; NULL if it has not. */
+void *rs_state_element(const rs_state *state, int role, int64_t position);
 
-/* The block and the position in the local concatenation of the first element of `box`, which lies
- * in one local box of `tensor`, and the distances of neighbours along each dimension, in elements.
- */
-rs_status rs_state_locate(const rs_state *state, int tensor, const rs_box *box, int *block,
-    int64_t *position, int64_t *stride) RS_MUST_CHECK;
+/* The positions of a block in the local vector, and the vector's length. */
+void rs_state_block(const rs_state *state, int block, int64_t *begin, int64_t *end);
+int64_t rs_state_elements(const rs_state *state);
+
+/* A part of a box that is contiguous in the local vector: its first position. */
+typedef rs_status (*rs_state_part)(void *context, const rs_box *part, int block, int64_t position);
+
+/* Calls `part` for the contiguous parts of `box`, which lies in one local box of `tensor` on
+ * `rank`, in row-major order. */
+rs_status rs_state_parts(const rs_state *state, int rank, int tensor, const rs_box *box,
+    rs_state_part part, void *context) RS_MUST_CHECK;
+
+/* The role that says which rank updates a tensor: the first that only the update knows; -1 if it
+ * has none, and is not trained. */
+int rs_state_update_role(const rs_state *state, int tensor);
+
+/* Appends the positions that `rank` has of `role` of `tensor` in `placement`, which is one of the
+ * state's, without memory. Tensor -1: of all tensors; role -1: of what it updates. The caller
+ * sorts. */
+rs_status rs_state_pieces(const rs_state *state, const rs_placement *placement, int rank, int role,
+    int tensor, rs_runs *out) RS_MUST_CHECK;
 
 /* Writes the job's initial weights, a function of (seed, tensor, element) alone; moments are zero.
  */
 rs_status rs_state_fill(rs_state *state, uint64_t seed) RS_MUST_CHECK;
-
-/* Expands the parameters (16-bit) into `weights`, the local concatenation in float32. */
-void rs_state_expand(const rs_state *state, float *weights);
 
 /* A hash of all bytes of all segments, padding left out. For tests. */
 uint64_t rs_state_hash(const rs_state *state);

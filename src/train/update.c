@@ -1,11 +1,11 @@
 /*
- * AdamW over the pieces of the local concatenation, with the sums of what is written.
+ * AdamW over the pieces of the local vector, with the sums of what is written.
  *
- * The same layout with zero=3 cuts every role, parameters too, into one flat piece per replica.
- * That geometry says who reduces which gradients, who updates which parameters, and which cells the
- * certificate's sums are kept for, whatever the job's own zero is: with zero=1 a rank updates its
- * piece and gathers the other parameters; with zero=0 it updates all pieces and keeps the sums of
- * its own.
+ * The same layout with zero=3 cuts every role, parameters too, into one piece per member of a
+ * group. That geometry says who reduces which gradients, who updates which parameters, and which
+ * cells the certificate's sums are kept for, whatever the job's own zero is: with zero=1 a rank
+ * updates its piece and gathers the other parameters; with zero=0 it updates all pieces and keeps
+ * the sums of its own.
  *
  * Work is cut into chunks: a contiguous run of elements within one cell (hence one tensor, one
  * block, one set of holders) small enough that all its roles stay in the cache between the update
@@ -13,7 +13,7 @@
  *
  * 1. The update is a pure function of the state, the gradient and the rate: element by element, no
  * sums.
- * 2. A chunk's box is contiguous in the local concatenation.
+ * 2. A chunk's box is contiguous in the local vector, and in each of its roles.
  * 3. The norm is a sum over chunks in order, of eight partial sums in a fixed order: a layout
  * repeats it bit for bit, with any number of threads.
  *
@@ -29,6 +29,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/bfloat16.h"
+#include "train/group.h"
 #include "train/simd.h"
 
 #define CHUNK 16384 /* elements: 64 KiB of each role */
@@ -42,13 +43,13 @@
 #define FINAL_RATE 0.1 /* of the peak */
 
 typedef struct chunk {
-    int64_t begin; /* in the local concatenation */
+    int64_t begin; /* in the local vector */
     int64_t count;
-    int block;
     int tensor;
     size_t cell; /* within the cells of a role */
     bool own;    /* of this rank's piece: it has a norm and sums */
     bool counted;
+    const float *gradient;
     rs_box box;
 } chunk;
 
@@ -60,7 +61,7 @@ typedef struct chunk_list {
 
 struct rs_update {
     const rs_state *state;
-    int64_t *bounds;
+    const rs_runs *gradients;
     chunk_list chunks;
     rs_sums *sums;
     size_t cells;       /* of each role */
@@ -84,58 +85,38 @@ double rs_clip_factor(double norm)
 
 /* ---- chunks ---- */
 
-static bool is_contiguous(const rs_box *box, const int64_t *stride)
-{
-    int64_t next = 1;
-    for (int d = box->ndim - 1; d >= 0; d--) {
-        if (box->extent[d] == 1)
-            continue;
-        if (stride[d] != next)
-            return false;
-        next *= box->extent[d];
-    }
-    return true;
-}
+/* Where chunks go, and what they have in common with their cell. */
+typedef struct filing {
+    rs_update *update;
+    chunk like;
+} filing;
 
-/* Appends `box`, a part of the cell `like`, as one chunk, or index by index of its outermost
- * dimension where it is not contiguous in memory. */
-static rs_status add_box(
-    chunk_list *list, const chunk *like, const int64_t *stride, const rs_box *box)
+static rs_status add_chunk(void *context, const rs_box *part, int block, int64_t position)
 {
-    if (!is_contiguous(box, stride)) {
-        int d = 0;
-        while (box->extent[d] == 1)
-            d++;
-        rs_box part = *box;
-        part.extent[d] = 1;
-        for (int64_t i = 0; i < box->extent[d]; i++) {
-            part.offset[d] = box->offset[d] + i;
-            RS_TRY(add_box(list, like, stride, &part));
-        }
-        return RS_OK;
-    }
+    const filing *f = context;
+    chunk_list *list = &f->update->chunks;
+    (void)block;
     RS_TRY(RS_LIST_RESERVE_ONE(list));
     chunk *c = &list->items[list->count++];
-    *c = *like;
-    c->box = *box;
-    c->count = rs_box_volume(box);
-    for (int d = 0; d < box->ndim; d++)
-        c->begin += (box->offset[d] - like->box.offset[d]) * stride[d];
+    *c = f->like;
+    c->box = *part;
+    c->count = rs_box_volume(part);
+    c->begin = position;
+    c->gradient = rs_runs_at(f->update->gradients, sizeof(float), position);
     return RS_OK;
 }
 
 static rs_status add_cell(rs_update *update, const rs_cell *cell, size_t number, bool own)
 {
-    chunk like = {.tensor = cell->tensor, .cell = number, .own = own, .counted = cell->counted};
-    int64_t stride[RS_MAX_DIMS] = {0}, volume = rs_box_volume(&cell->box);
+    filing f = {
+        update, {.tensor = cell->tensor, .cell = number, .own = own, .counted = cell->counted}};
+    int64_t volume = rs_box_volume(&cell->box);
     rs_box parts[2 * RS_MAX_DIMS];
-    like.box = cell->box;
-    RS_TRY(
-        rs_state_locate(update->state, cell->tensor, &cell->box, &like.block, &like.begin, stride));
     for (int64_t done = 0; done < volume; done += CHUNK) {
         int n = rs_box_linear_range(&cell->box, done, rs_min64(volume, done + CHUNK), parts);
         for (int i = 0; i < n; i++)
-            RS_TRY(add_box(&update->chunks, &like, stride, &parts[i]));
+            RS_TRY(rs_state_parts(
+                update->state, update->state->rank, cell->tensor, &parts[i], add_chunk, &f));
     }
     return RS_OK;
 }
@@ -158,20 +139,16 @@ static rs_status check_cells(rs_update *update)
     return RS_OK;
 }
 
-/* Chunks of the piece of replica `dp`, in the order of its cells. */
-static rs_status add_piece(rs_update *update, int dp)
+/* Chunks of the piece of `rank`, which has this one's slice, in the order of its cells. */
+static rs_status add_piece(rs_update *update, int rank)
 {
     const rs_state *state = update->state;
-    rs_coords at = rs_layout_coords(&state->layout, state->rank);
-    bool own = at.dp == dp;
-    at.dp = dp;
-    rs_sums *sums = NULL;
+    bool own = rank == state->rank;
+    rs_sums *sums = update->sums;
     rs_status status = RS_OK;
     size_t count;
-    if (own)
-        sums = update->sums;
-    else
-        RS_TRY(rs_sums_create(state->flat, rs_layout_rank(&state->layout, at), &sums));
+    if (!own)
+        RS_TRY(rs_sums_create(state->flat, rank, &sums));
     const rs_cell *cells = rs_sums_cells(sums, &count);
     count /= (size_t)rs_space_role_count(state->space);
     for (size_t i = 0; i < count; i++)
@@ -182,23 +159,24 @@ done:
     return status;
 }
 
-static rs_status make_bounds(rs_update *update)
+/* The pieces that this rank updates: its own, or, where the optimizer is not sharded, those of its
+ * whole group. */
+static rs_status add_pieces(rs_update *update)
 {
     const rs_state *state = update->state;
-    rs_layout flat = state->layout;
-    rs_coords at = rs_layout_coords(&flat, state->rank);
-    flat.zero = 3;
-    update->bounds = rs_calloc((size_t)flat.dp + 1, sizeof *update->bounds);
-    if (update->bounds == NULL)
-        return rs_error_memory(((size_t)flat.dp + 1) * sizeof *update->bounds);
-    for (int d = 0; d < flat.dp; d++) {
-        int64_t begin, end;
-        at.dp = d;
-        rs_layout_flat_range(
-            state->space, &flat, rs_layout_rank(&flat, at), state->roles.param, &begin, &end);
-        update->bounds[d + 1] = rs_max64(end, update->bounds[d]);
-    }
-    return RS_OK;
+    int size = rs_layout_shard_group(&state->layout, false);
+    if (state->layout.zero > 0)
+        return add_piece(update, state->rank);
+    int *ranks = rs_calloc((size_t)size, sizeof *ranks);
+    if (ranks == NULL)
+        return rs_error_memory((size_t)size * sizeof *ranks);
+    rs_group_ranks(
+        &state->layout, state->rank, rs_layout_coords(&state->layout, state->rank).pp, ranks);
+    rs_status status = RS_OK;
+    for (int m = 0; m < size && status == RS_OK; m++)
+        status = add_piece(update, ranks[m]);
+    free(ranks);
+    return status;
 }
 
 static rs_status make_keys(rs_update *update)
@@ -215,22 +193,18 @@ static rs_status make_keys(rs_update *update)
     return RS_OK;
 }
 
-rs_status rs_update_create(const rs_state *state, rs_update **out)
+rs_status rs_update_create(const rs_state *state, const rs_runs *gradients, rs_update **out)
 {
     rs_status status;
     rs_update *update = rs_calloc(1, sizeof *update);
     if (update == NULL)
         return rs_error_memory(sizeof *update);
     update->state = state;
-    int me = rs_layout_coords(&state->layout, state->rank).dp;
-    bool sharded = state->layout.zero > 0;
-    RS_TRY_GOTO(make_bounds(update), fail);
+    update->gradients = gradients;
     RS_TRY_GOTO(make_keys(update), fail);
     RS_TRY_GOTO(rs_sums_create(state->flat, state->rank, &update->sums), fail);
     RS_TRY_GOTO(check_cells(update), fail);
-    for (int dp = 0; dp < state->layout.dp; dp++)
-        if (dp == me || !sharded)
-            RS_TRY_GOTO(add_piece(update, dp), fail);
+    RS_TRY_GOTO(add_pieces(update), fail);
     size_t chunks = update->chunks.count, roles = (size_t)rs_space_role_count(state->space);
     update->squares = rs_calloc(chunks, sizeof *update->squares);
     update->chunk_sums = rs_calloc(chunks, roles * sizeof *update->chunk_sums);
@@ -255,13 +229,7 @@ void rs_update_destroy(rs_update *update)
     free(update->squares);
     free(update->keys);
     free(update->chunks.items);
-    free(update->bounds);
     free(update);
-}
-
-const int64_t *rs_update_bounds(const rs_update *update)
-{
-    return update->bounds;
 }
 
 /* ---- the step ---- */
@@ -280,7 +248,7 @@ RS_CLONES static double sum_of_squares(const float *values, int64_t count)
     return sum;
 }
 
-double rs_update_norm(const rs_update *update, const float *gradients)
+double rs_update_norm(const rs_update *update, const rs_runs *reduced)
 {
     int64_t count = (int64_t)update->chunks.count;
     double sum = 0;
@@ -288,7 +256,9 @@ double rs_update_norm(const rs_update *update, const float *gradients)
     for (int64_t i = 0; i < count; i++) {
         const chunk *c = &update->chunks.items[i];
         update->squares[i] =
-            c->own && c->counted ? sum_of_squares(gradients + c->begin, c->count) : 0;
+            c->own && c->counted
+                ? sum_of_squares(rs_runs_at(reduced, sizeof(float), c->begin), c->count)
+                : 0;
     }
     for (int64_t i = 0; i < count; i++)
         sum += update->squares[i];
@@ -318,14 +288,12 @@ RS_CLONES static void adamw_run(const adamw *how, int64_t count, const float *re
     }
 }
 
-/* The parameters that follow from the masters, and their values. */
-RS_CLONES static void round_run(int64_t count, const float *restrict masters,
-    uint16_t *restrict rounded, float *restrict weights)
+/* The parameters that follow from the masters. */
+RS_CLONES static void round_run(
+    int64_t count, const float *restrict masters, uint16_t *restrict rounded)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         rounded[i] = rs_bf16_from_float(masters[i]);
-        weights[i] = rs_bf16_to_float(rounded[i]);
-    }
 }
 
 /* The sums of a chunk, one per role, of what stands in memory. */
@@ -344,12 +312,11 @@ static void sum_chunk(const rs_update *update, const chunk *c, rs_sum *out)
             next *= c->box.extent[d];
         }
         out[role] = rs_sum_box(update->keys[role * tensors + c->tensor], tensor->shape, &c->box,
-            size, rs_state_element(state, role, c->block, c->begin), stride);
+            size, rs_state_element(state, role, c->begin), stride);
     }
 }
 
-static void apply_chunk(const rs_update *update, const chunk *c, const rs_update_rate *rate,
-    const float *gradients, float *weights)
+static void apply_chunk(const rs_update *update, const chunk *c, const rs_update_rate *rate)
 {
     const rs_state *state = update->state;
     const rs_roles *roles = &state->roles;
@@ -360,14 +327,12 @@ static void apply_chunk(const rs_update *update, const chunk *c, const rs_update
         .root = (float)(1 / sqrt(1 - pow(BETA2, step))),
         .clip = rate->clip};
     int master = roles->master >= 0 ? roles->master : roles->param;
-    float *values = rs_state_element(state, master, c->block, c->begin);
-    adamw_run(&how, c->count, gradients + c->begin, values,
-        rs_state_element(state, roles->exp_avg, c->block, c->begin),
-        rs_state_element(state, roles->exp_avg_sq, c->block, c->begin));
-    if (roles->master < 0)
-        return;
-    round_run(c->count, values, rs_state_element(state, roles->param, c->block, c->begin),
-        weights + c->begin);
+    float *values = rs_state_element(state, master, c->begin);
+    adamw_run(&how, c->count, c->gradient, values,
+        rs_state_element(state, roles->exp_avg, c->begin),
+        rs_state_element(state, roles->exp_avg_sq, c->begin));
+    if (roles->master >= 0)
+        round_run(c->count, values, rs_state_element(state, roles->param, c->begin));
 }
 
 /* Adds the chunks' sums up to cells. */
@@ -389,15 +354,14 @@ static void collect_sums(rs_update *update)
     }
 }
 
-void rs_update_apply(
-    rs_update *update, const rs_update_rate *rate, const float *gradients, float *weights)
+void rs_update_apply(rs_update *update, const rs_update_rate *rate)
 {
     int64_t count = (int64_t)update->chunks.count;
     int roles = rs_space_role_count(update->state->space);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++) {
         const chunk *c = &update->chunks.items[i];
-        apply_chunk(update, c, rate, gradients, weights);
+        apply_chunk(update, c, rate);
         if (c->own)
             sum_chunk(update, c, &update->chunk_sums[i * roles]);
     }

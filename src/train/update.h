@@ -28,26 +28,21 @@ double rs_learning_rate(double lr, int64_t warmup, int64_t steps, int64_t step);
 /* The factor that limits a gradient of norm `norm` to 1. */
 double rs_clip_factor(double norm);
 
-/* `state` has memory and is borrowed. The caller owns `*out`. */
-rs_status rs_update_create(const rs_state *state, rs_update **out) RS_MUST_CHECK;
+/*
+ * `state` has memory, and is borrowed. `gradients` says where the reduced gradient of all that this
+ * rank updates will lie: of everything where the optimizer is not sharded (zero=0), else of its
+ * piece. The caller owns `*out`.
+ */
+rs_status rs_update_create(
+    const rs_state *state, const rs_runs *gradients, rs_update **out) RS_MUST_CHECK;
 void rs_update_destroy(rs_update *update);
 
-/* bounds[d] .. bounds[d + 1] - 1 of the local concatenation is the piece of replica d: the one
- * whose gradient it reduces and whose parameters it updates for the others. dp + 1 entries.
- * Borrowed. */
-const int64_t *rs_update_bounds(const rs_update *update);
+/* The sum of squares of this rank's piece of the reduced gradient, which lies at `reduced`, leaving
+ * out elements that a lower rank counts. */
+double rs_update_norm(const rs_update *update, const rs_runs *reduced);
 
-/* The sum of squares of this rank's piece of the reduced gradient (the local concatenation),
- * leaving out elements that a lower rank counts. */
-double rs_update_norm(const rs_update *update, const float *gradients);
-
-/*
- * AdamW on this rank's piece, or on everything where the optimizer is not sharded (zero=0).
- * `weights` (NULL for float32 parameters) gets the new parameters of what was updated. Keeps the
- * sums.
- */
-void rs_update_apply(
-    rs_update *update, const rs_update_rate *rate, const float *gradients, float *weights);
+/* AdamW on all that this rank updates. Keeps the sums. */
+void rs_update_apply(rs_update *update, const rs_update_rate *rate);
 
 /* The sums of this rank's pieces, from the last rs_update_apply; or, where there was none, made
  * now. */

@@ -6,21 +6,24 @@
 #include "train/world.h"
 
 #include "base/error.h"
+#include "train/group.h"
 
-enum { SLICE_ALL, SLICE_TP, SLICE_DP, SLICES };
+enum { SLICE_ALL, SLICE_TP, SLICE_SHARD, SLICE_ACROSS, SLICES };
 
 #define TAG 73
 
 void rs_world_none(rs_world *world)
 {
     *world = (rs_world){.built = SLICES};
-    world->job = world->all = world->tp = world->dp = MPI_COMM_NULL;
+    world->job = world->all = world->tp = MPI_COMM_NULL;
+    world->shard = world->across = MPI_COMM_NULL;
 }
 
 void rs_world_init(rs_world *world, const rs_layout *layout, MPI_Comm job)
 {
     *world = (rs_world){.layout = *layout, .size = rs_layout_world(layout), .job = job};
-    world->all = world->tp = world->dp = MPI_COMM_NULL;
+    world->all = world->tp = MPI_COMM_NULL;
+    world->shard = world->across = MPI_COMM_NULL;
     MPI_Comm_rank(job, &world->rank);
     world->member = world->rank < world->size;
     if (world->member)
@@ -44,15 +47,22 @@ bool rs_world_build(rs_world *world)
 {
     const rs_coords *at = &world->at;
     const rs_layout *layout = &world->layout;
+    int slice = at->pp * layout->tp + at->tp, spread = layout->dp * layout->cp;
+    int size = rs_layout_shard_group(layout, false), place = rs_group_place(layout, world->rank);
     switch (world->built) {
     case SLICE_ALL:
         build_all(world);
         break;
     case SLICE_TP:
-        MPI_Comm_split(world->all, at->pp * layout->dp + at->dp, at->tp, &world->tp);
+        MPI_Comm_split(
+            world->all, (at->pp * layout->dp + at->dp) * layout->cp + at->cp, at->tp, &world->tp);
         break;
-    case SLICE_DP:
-        MPI_Comm_split(world->all, at->pp * layout->tp + at->tp, at->dp, &world->dp);
+    case SLICE_SHARD:
+        MPI_Comm_split(
+            world->all, slice * (spread / size) + place / size, world->rank, &world->shard);
+        break;
+    case SLICE_ACROSS:
+        MPI_Comm_split(world->all, slice * size + place % size, world->rank, &world->across);
         break;
     default:
         return true;
@@ -74,7 +84,8 @@ static void free_comm(MPI_Comm *comm)
 
 void rs_world_fini(rs_world *world)
 {
-    free_comm(&world->dp);
+    free_comm(&world->across);
+    free_comm(&world->shard);
     free_comm(&world->tp);
     free_comm(&world->all);
 }

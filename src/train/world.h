@@ -15,15 +15,17 @@
 
 typedef struct rs_world {
     rs_layout layout;
-    int size;     /* ranks of the layout */
-    int rank;     /* of the job, and of the layout where a member */
-    bool member;  /* rank < size */
-    rs_coords at; /* of a member */
-    int built;    /* slices done */
-    MPI_Comm job; /* borrowed */
-    MPI_Comm all; /* the layout's ranks */
-    MPI_Comm tp;  /* same stage and replica, ordered by tp coordinate */
-    MPI_Comm dp;  /* same stage and tp coordinate, ordered by dp coordinate */
+    int size;        /* ranks of the layout */
+    int rank;        /* of the job, and of the layout where a member */
+    bool member;     /* rank < size */
+    rs_coords at;    /* of a member */
+    int built;       /* slices done */
+    MPI_Comm job;    /* borrowed */
+    MPI_Comm all;    /* the layout's ranks */
+    MPI_Comm tp;     /* same stage and replica, ordered by tp coordinate */
+    MPI_Comm shard;  /* those of the dp x cp ranks of a stage and tp coordinate that share what ZeRO
+                        cuts, by rank: the group of this one */
+    MPI_Comm across; /* those with the same number in the other groups, by rank */
 } rs_world;
 
 /* A world without members, built: what there is before any layout. Local. */

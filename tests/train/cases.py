@@ -63,6 +63,28 @@ def oracle_uneven(j):
     against_oracle(j, "qwen2-small", [("tp=3", 3), ("tp=4", 4), ("pp=2,tp=3", 6)])
 
 
+ZERO = [("dp=2,zero=2", 2), ("dp=3,zero=2", 3), ("dp=3,zero=3", 3), ("dp=4,zero=3,zero_cut=param", 4),
+        ("dp=3,zero=2,zero_cut=dim0", 3), ("dp=5,zero=3,zero_cut=dim0", 5), ("dp=4,zero=3,shard=2", 4),
+        ("dp=4,zero=1,zero_cut=param,shard=2", 4)]
+
+
+@case
+def oracle_stages(j):
+    """So has every division of layers that a layout lists."""
+    against_oracle(j, "qwen3-small", [("pp=2,stages=0/1-3", 2), ("pp=3,stages=0-1/2/3,dp=2,zero=3", 6)])
+
+
+@case
+def oracle_zero(j):
+    """So has sharding of gradients and of parameters, with every cut, in groups, beside tp and pp."""
+    against_oracle(j, "llama-uneven", ZERO + [("tp=2,pp=2,dp=2,zero=3", 8), ("tp=3,dp=2,zero=2,zero_cut=param", 6),
+                                              ("pp=3,dp=3,zero=3,zero_cut=dim0,shard=1", 9),
+                                              ("order=pp-dp-tp,tp=2,pp=2,dp=2,zero=3,zero_cut=param", 8),
+                                              ("pp=2,dp=3,zero=3", 6), ("pp=3,dp=2,zero=2,zero_cut=dim0", 6)])
+    against_oracle(j, "qwen2-small", [("dp=2,zero=3", 2), ("tp=3,dp=2,zero=3,zero_cut=dim0", 6)])
+    against_oracle(j, "qwen3-small", [("tp=2,pp=2,dp=2,zero=3", 8), ("tp=4,dp=2,zero=2", 8)])
+
+
 UNEVEN = {"model": os.path.join(jobs.HERE, "models/llama-uneven")}
 
 
@@ -111,7 +133,9 @@ SIX = {
 def odd_batches(j):
     """A batch that does not divide: replicas with more micro-batches, fewer, and none."""
     reference = unswitched(j, steps=12, global_batch=7)
-    for layout, ranks in (("dp=3", 3), ("dp=3,zero=1", 3), ("dp=5,zero=1", 5), ("pp=2,dp=3", 6), ("pp=3,tp=2", 6)):
+    for layout, ranks in (("dp=3", 3), ("dp=3,zero=1", 3), ("dp=5,zero=1", 5), ("pp=2,dp=3", 6), ("pp=3,tp=2", 6),
+                          ("dp=3,zero=3", 3), ("dp=5,zero=3,zero_cut=param", 5), ("pp=2,dp=3,zero=3", 6),
+                          ("pp=2,dp=5,zero=2,zero_cut=dim0", 10)):
         result = j.run(ranks, layout=layout, steps=12, global_batch=7, **UNEVEN)
         worst = compare(result, reference, 1e-5, layout)
         check(result.steps[-1]["samples"] == 84, f"samples {result.steps[-1]['samples']}")
@@ -134,6 +158,47 @@ def switch_six(j):
     reference = unswitched(j)
     for ranks, layouts in SIX.items():
         check_switches(switched_run(j, ranks, layouts, reference, f"{ranks} ranks"), 6)
+
+
+LEVELS = ["dp=4", "dp=4,zero=1", "dp=4,zero=2", "dp=4,zero=3", "dp=4,zero=1,zero_cut=param", "dp=4,zero=2,zero_cut=dim0",
+          "dp=4,zero=3,zero_cut=param", "dp=3,zero=3,zero_cut=dim0", "dp=4,zero=3,shard=2", "tp=2,pp=2,zero=3",
+          "tp=2,dp=2,zero=3,zero_cut=param", "dp=4,zero=2,shard=2", "pp=2,dp=2,zero=3,zero_cut=dim0"]
+
+
+@case
+def switch_zero(j):
+    """So they are from any ZeRO level and cut to any other, alone and beside tp and pp."""
+    reference = unswitched(j, steps=2 * len(LEVELS))
+    result = switched_run(j, 4, LEVELS, reference, "up", spacing=2)
+    check_switches(result, len(LEVELS) - 1)
+    result = switched_run(j, 4, LEVELS[::-1], reference, "down", spacing=2)
+    check_switches(result, len(LEVELS) - 1)
+    result = switched_run(j, 4, LEVELS[::2] + LEVELS[1::2], reference, "tight", spacing=2, tight=True)
+    check_switches(result, len(LEVELS) - 1, mode="tight")
+    for model in ("qwen2-small", "qwen3-small"):
+        changes = {"model": os.path.join(jobs.HERE, "models", model)}
+        reference = unswitched(j, steps=14, **changes)
+        check_switches(switched_run(j, 4, LEVELS[3:10], reference, model, spacing=2, **changes), 6)
+
+
+@case
+def resume_zero(j):
+    """A checkpoint of any ZeRO level and cut goes on under any other."""
+    reference = unswitched(j, steps=12)
+    layouts = ["dp=4,zero=3", "dp=3,zero=2,zero_cut=dim0", "tp=2,dp=2,zero=3,zero_cut=param", "dp=4,zero=3,shard=2",
+               "pp=2,dp=2,zero=1", "dp=4"]
+    for dtype in ("float32", "bfloat16"):
+        for there, back in zip(layouts, layouts[1:] + layouts[:1]):
+            whole = j.run(4, layout=there, steps=12, save_every=6, dtype=dtype, **UNEVEN)
+            result = j.resume(whole.folder, resume=6, layout=back)
+            if result.code != 0 or sorted(result.losses) != list(range(1, 13)):
+                result.fail(f"{there}, on as {back}: exit status {result.code}, steps {sorted(result.losses)}")
+            if dtype == "float32":
+                worst = compare(result, reference, 1e-5, f"{there}, on as {back}")
+                print(f"{there}, saved, on as {back}: worst relative difference {worst:.2g}")
+            same = j.resume(whole.folder, resume=6, layout=there)
+            check(same.losses == whole.losses, f"{dtype} {there}, on as it was: {same.losses}, {whole.losses}")
+            j.check_clean(same)
 
 
 @case
@@ -173,7 +238,9 @@ def there_and_back(j):
     """A -> B -> A with no step between gives back every rank's memory bit for bit, and the same sums."""
     for what, changes in (("fp32", {}), ("bf16", {"dtype": "bfloat16"}), ("tight", {"tight": True}),
                           ("MPI", {"transport": "mpi"})):
-        for there, back in (("tp=2,dp=2,zero=1", "pp=3"), ("tp=4", "dp=4,zero=1"), ("pp=2,dp=2", "tp=3")):
+        for there, back in (("tp=2,dp=2,zero=1", "pp=3"), ("tp=4", "dp=4,zero=1"), ("pp=2,dp=2", "tp=3"),
+                            ("dp=4,zero=3", "dp=3,zero=2,zero_cut=dim0"), ("dp=4,zero=3,zero_cut=param", "tp=2,pp=2"),
+                            ("tp=2,dp=2,zero=3,zero_cut=dim0", "dp=4,zero=3,shard=2")):
             result = j.run(4, layout=there, steps=6, switches=[f"3:{back}", f"3:{there}"], fault_hashes=True,
                            **UNEVEN, **changes)
             check_switches(result, 2)

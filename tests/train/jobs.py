@@ -117,6 +117,15 @@ class Jobs:
             self.check_clean(result)
         return result
 
+    def resume(self, folder, **changes):
+        """A job that is over goes on, with other options."""
+        path = os.path.join(folder, "job.json")
+        with open(path, encoding="utf-8") as file:
+            options = {**json.load(file), **changes}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(options, file)
+        return self.end(folder, self.spawn(self.command(options["ranks"], folder)))
+
     def left(self, result):
         """Arenas of the job: their names begin with that of its folder."""
         name = f"reshard-{os.path.basename(result.folder)}-"

@@ -51,31 +51,40 @@ static int64_t element_index(const rs_tensor *tensor, const int64_t *point)
     return index;
 }
 
-/* Fills the local concatenation of the state's rank. */
+typedef struct filling {
+    float *out;
+    const rs_tensor *tensor;
+    int number;
+} filling;
+
+static rs_status fill_part(void *context, const rs_box *part, int block, int64_t position)
+{
+    const filling *f = context;
+    int64_t volume = rs_box_volume(part);
+    (void)block;
+    for (int64_t k = 0; k < volume; k++) {
+        int64_t rest = k, point[RS_MAX_DIMS] = {0};
+        for (int d = part->ndim - 1; d >= 0; d--) {
+            point[d] = part->offset[d] + rest % part->extent[d];
+            rest /= part->extent[d];
+        }
+        f->out[position + k] = gradient_of(f->number, element_index(f->tensor, point));
+    }
+    return RS_OK;
+}
+
+/* Fills the local vector of the state's rank. */
 static float *make_gradients(const rs_state *s)
 {
-    int64_t count = rs_layout_local_elements(s->space, &s->layout, s->rank);
+    int64_t count = rs_state_elements(s);
     float *out = calloc((size_t)count + 1, sizeof *out);
     rs_shard_list shards = {0};
-    assert_int_equal(rs_placement_shards(s->placement, s->rank, s->roles.param, &shards), RS_OK);
+    assert_int_equal(rs_placement_shards(s->whole, s->rank, 0, &shards), RS_OK);
     for (size_t i = 0; i < shards.count; i++) {
         const rs_shard *shard = &shards.items[i];
-        const rs_tensor *tensor = rs_space_tensor(s->space, shard->tensor);
-        int block;
-        int64_t position, stride[RS_MAX_DIMS], point[RS_MAX_DIMS] = {0};
+        filling f = {out, rs_space_tensor(s->space, shard->tensor), shard->tensor};
         assert_int_equal(
-            rs_state_locate(s, shard->tensor, &shard->box, &block, &position, stride), RS_OK);
-        int64_t volume = rs_box_volume(&shard->box);
-        for (int64_t k = 0; k < volume; k++) {
-            int64_t rest = k, at = position;
-            for (int d = shard->box.ndim - 1; d >= 0; d--) {
-                int64_t along = rest % shard->box.extent[d];
-                rest /= shard->box.extent[d];
-                point[d] = shard->box.offset[d] + along;
-                at += along * stride[d];
-            }
-            out[at] = gradient_of(shard->tensor, element_index(tensor, point));
-        }
+            rs_state_parts(s, s->rank, shard->tensor, &shard->box, fill_part, &f), RS_OK);
     }
     rs_shard_list_fini(&shards);
     return out;
@@ -104,26 +113,29 @@ static void run_layout(const rs_space *space, const char *text, outcome *out)
         assert_int_equal(
             rs_state_allocate(&state, keeper, ++generation, NULL, NULL, 0, false), RS_OK);
         assert_int_equal(rs_state_fill(&state, 5), RS_OK);
-        assert_int_equal(rs_update_create(&state, &update), RS_OK);
         float *gradients = make_gradients(&state);
-        float *weights =
-            calloc((size_t)rs_layout_local_elements(space, &layout, rank) + 1, sizeof *weights);
-        out->square += rs_update_norm(update, gradients);
-        rs_update_apply(update, &(rs_update_rate){1, 1e-2f, 0.5f}, gradients, weights);
-        rs_update_apply(update, &(rs_update_rate){2, 2e-2f, 0.25f}, gradients, weights);
+        rs_runs runs = {0};
+        assert_int_equal(
+            rs_runs_add(&runs, &(rs_run){0, rs_state_elements(&state), 0, (char *)gradients}),
+            RS_OK);
+        assert_int_equal(rs_update_create(&state, &runs, &update), RS_OK);
+        out->square += rs_update_norm(update, &runs);
+        rs_update_apply(update, &(rs_update_rate){1, 1e-2f, 0.5f});
+        rs_update_apply(update, &(rs_update_rate){2, 2e-2f, 0.25f});
         assert_int_equal(rs_sums_words(rs_update_sums(update), words), RS_OK);
-        assert_int_equal(rs_update_create(&state, &again), RS_OK);
+        assert_int_equal(rs_update_create(&state, &runs, &again), RS_OK);
         assert_int_equal(rs_sums_words(rs_update_sums(again), fresh), RS_OK);
         assert_memory_equal(words, fresh, out->count * sizeof *words);
         for (size_t i = 0; i < out->count; i++)
             out->words[i] += words[i];
-        const int64_t *bounds = rs_update_bounds(update);
-        int dp = rs_layout_coords(&layout, rank).dp;
-        updated += bounds[dp + 1] - bounds[dp];
+        rs_runs piece = {0};
+        assert_int_equal(rs_state_pieces(&state, state.flat, rank, -1, -1, &piece), RS_OK);
+        updated += rs_runs_elements(&piece);
+        rs_runs_fini(&piece);
         rs_update_destroy(again);
         rs_update_destroy(update);
         rs_state_fini(&state);
-        free(weights);
+        rs_runs_fini(&runs);
         free(gradients);
         assert_int_equal(rs_arena_delete(keeper, generation, rank, NULL), RS_OK);
     }
@@ -131,7 +143,10 @@ static void run_layout(const rs_space *space, const char *text, outcome *out)
 }
 
 static const char *const many_layouts[] = {"tp=2", "tp=3", "pp=2", "dp=2", "dp=3,zero=1", "tp=5",
-    "tp=2,pp=2,dp=2,zero=1", "tp=3,dp=2,zero=1", "order=dp-tp-pp,tp=2,dp=3", NULL};
+    "tp=2,pp=2,dp=2,zero=1", "tp=3,dp=2,zero=1", "order=dp-tp-pp,tp=2,dp=3", "dp=3,zero=2",
+    "dp=3,zero=3", "dp=4,zero=3,zero_cut=param,shard=2", "dp=5,zero=2,zero_cut=dim0",
+    "tp=2,dp=3,zero=3,zero_cut=dim0", "pp=2,dp=4,zero=1,zero_cut=param", "dp=4,zero=2,shard=2",
+    NULL};
 
 static void check_model(const char *path, rs_dtype dtype, const char *const *layouts)
 {
@@ -184,6 +199,15 @@ static void large_cells_are_updated_in_chunks(void **state)
     check_model("llama-tiny", RS_DTYPE_F32, layouts);
 }
 
+static rs_status first_part(void *context, const rs_box *part, int block, int64_t position)
+{
+    int64_t *first = context;
+    (void)part;
+    (void)block;
+    *first = *first < 0 ? position : *first;
+    return RS_OK;
+}
+
 /* Element by element in double, against docs/training.md. */
 static void adamw_is_as_documented(void **state)
 {
@@ -203,18 +227,19 @@ static void adamw_is_as_documented(void **state)
     assert_int_equal(rs_state_init(space, &layout, 0, &s), RS_OK);
     assert_int_equal(rs_state_allocate(&s, keeper, ++generation, NULL, NULL, 0, false), RS_OK);
     assert_int_equal(rs_state_fill(&s, 5), RS_OK);
-    assert_int_equal(rs_update_create(&s, &update), RS_OK);
     float *gradients = make_gradients(&s);
+    rs_runs runs = {0};
+    assert_int_equal(
+        rs_runs_add(&runs, &(rs_run){0, rs_state_elements(&s), 0, (char *)gradients}), RS_OK);
+    assert_int_equal(rs_update_create(&s, &runs, &update), RS_OK);
     rs_shard_list shards = {0};
     assert_int_equal(rs_placement_shards(s.placement, 0, s.roles.param, &shards), RS_OK);
     double *wanted = calloc(shards.count, sizeof *wanted);
     for (size_t i = 0; i < shards.count; i++) {
         const rs_shard *shard = &shards.items[i];
-        int block;
-        int64_t at, stride[RS_MAX_DIMS];
-        assert_int_equal(
-            rs_state_locate(&s, shard->tensor, &shard->box, &block, &at, stride), RS_OK);
-        double w = *(float *)rs_state_element(&s, s.roles.param, block, at), m = 0, v = 0;
+        int64_t at = -1;
+        assert_int_equal(rs_state_parts(&s, 0, shard->tensor, &shard->box, first_part, &at), RS_OK);
+        double w = *(float *)rs_state_element(&s, s.roles.param, at), m = 0, v = 0;
         for (int k = 0; k < STEPS; k++) {
             double g = (double)gradients[at] * (double)clips[k];
             double decay = rs_space_tensor(space, shard->tensor)->decay ? 0.1 : 0;
@@ -227,7 +252,7 @@ static void adamw_is_as_documented(void **state)
         wanted[i] = w;
     }
     for (int k = 0; k < STEPS; k++)
-        rs_update_apply(update, &(rs_update_rate){k + 1, rates[k], clips[k]}, gradients, NULL);
+        rs_update_apply(update, &(rs_update_rate){k + 1, rates[k], clips[k]});
     for (size_t i = 0; i < shards.count; i++) {
         double got = *(float *)rs_memory_shard(rs_state_memory(&s), &shards.items[i]);
         if (!(fabs(got - wanted[i]) <= 2e-6 * (fabs(wanted[i]) + 0.1)))
@@ -238,6 +263,7 @@ static void adamw_is_as_documented(void **state)
     rs_update_destroy(update);
     rs_state_fini(&s);
     rs_space_destroy(space);
+    rs_runs_fini(&runs);
     free(wanted);
     free(gradients);
 }
