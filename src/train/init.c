@@ -45,6 +45,17 @@ static bool ends_in(const char *name, const char *ending)
     return length >= wanted && strcmp(name + length - wanted, ending) == 0;
 }
 
+/* What a half-layer adds to the residual stream comes out of these. */
+static bool is_output(const char *name)
+{
+    static const char *const names[] = {"layers.attn.o.weight", "layers.mlp.down.weight",
+        "layers.experts.down.weight", "layers.shared.down.weight"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}
+
 /* What a tensor's elements are: `constant`, or random with factor `unit` on the centred sum. */
 typedef struct recipe {
     uint64_t key;
@@ -58,9 +69,8 @@ static recipe recipe_of(uint64_t seed, const rs_tensor *tensor)
     if (ends_in(tensor->name, "norm.weight")) {
         r.constant = 1.0f;
     } else if (!ends_in(tensor->name, ".bias")) {
-        bool output = strcmp(tensor->name, "layers.attn.o.weight") == 0 ||
-                      strcmp(tensor->name, "layers.mlp.down.weight") == 0;
-        double std = output ? STD / sqrt(2.0 * (double)tensor->shape[0]) : STD;
+        double layers = (double)(tensor->layer_first + tensor->shape[0]);
+        double std = is_output(tensor->name) ? STD / sqrt(2.0 * layers) : STD;
         r.unit = std / sqrt(SUM_VARIANCE);
     }
     return r;

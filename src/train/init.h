@@ -13,7 +13,8 @@
  * 262140, mean 131070, variance 1431655765 value(i)  float32((sum(i) - 131070) * (std /
  * sqrt(1431655765.0)))
  *
- *   std = 0.02; for layers.attn.o.weight and layers.mlp.down.weight 0.02 / sqrt(2.0 * layers).
+ *   std = 0.02; for layers.attn.o.weight and the down.weight of layers.mlp, layers.experts and
+ *   layers.shared 0.02 / sqrt(2.0 * n), the tensor's last layer being the n-th of the model.
  *   Names that end in "norm.weight": all 1. Names that end in ".bias": all 0.
  */
 #ifndef RS_TRAIN_INIT_H
@@ -26,9 +27,9 @@
 #include "reshard/status.h"
 
 /*
- * Writes the initial values of `box` of `tensor` (its name, ndim and shape are read). `out` is
- * where the box's first element goes; `stride` counts elements between neighbours along each
- * dimension. An empty box writes nothing. RS_ERR_ARGUMENT for a box outside the tensor.
+ * Writes the initial values of `box` of `tensor` (its name, ndim, shape and layer_first are read).
+ * `out` is where the box's first element goes; `stride` counts elements between neighbours along
+ * each dimension. An empty box writes nothing. RS_ERR_ARGUMENT for a box outside the tensor.
  */
 rs_status rs_init_fill(uint64_t seed, const rs_tensor *tensor, const rs_box *box,
     const int64_t *stride, float *out) RS_MUST_CHECK;

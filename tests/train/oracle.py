@@ -31,7 +31,8 @@ def mix(z):
         return z ^ (z >> np.uint64(31))
 
 
-def initial(seed, name, shape):
+def initial(seed, name, shape, first=0):
+    """`first`: the first layer of the model that has the tensor."""
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     if name.endswith(".bias"):
@@ -45,8 +46,9 @@ def initial(seed, name, shape):
         bits = mix(key + index * np.uint64(0x9E3779B97F4A7C15))
     total = sum(((bits >> np.uint64(16 * k)) & np.uint64(0xFFFF)).astype(np.int64) for k in range(4))
     std = 0.02
-    if name in ("layers.attn.o.weight", "layers.mlp.down.weight"):
-        std = 0.02 / math.sqrt(2.0 * shape[0])
+    if name in ("layers.attn.o.weight", "layers.mlp.down.weight", "layers.experts.down.weight",
+                "layers.shared.down.weight"):
+        std = 0.02 / math.sqrt(2.0 * (first + shape[0]))
     values = (total - 131070).astype(np.float64) * (std / math.sqrt(1431655765.0))
     return values.astype(np.float32).reshape(shape)
 
@@ -62,10 +64,17 @@ class Config:
         self.dim = c.get("head_dim") or self.hidden // self.heads
         self.ffn, self.vocab = c["intermediate_size"], c["vocab_size"]
         self.tied = c.get("tie_word_embeddings", False)
-        self.qkv_bias = self.family == "qwen2" or c.get("attention_bias", False)
-        self.out_bias = self.family != "qwen2" and c.get("attention_bias", False)
+        self.qkv_bias = self.family in ("qwen2", "qwen2_moe") or c.get("attention_bias", False)
+        self.out_bias = self.family not in ("qwen2", "qwen2_moe") and c.get("attention_bias", False)
         self.mlp_bias = c.get("mlp_bias", False)
-        self.qk_norm = self.family == "qwen3"
+        self.qk_norm = self.family in ("qwen3", "qwen3_moe")
+        self.experts = c.get("num_local_experts", c.get("num_experts", 0))
+        self.chosen = c.get("num_experts_per_tok", 0)
+        self.expert_ffn = c.get("moe_intermediate_size", self.ffn)
+        self.shared = c.get("shared_expert_intermediate_size", 0)
+        self.norm_topk = self.family == "mixtral" or c.get("norm_topk_prob", False)
+        self.dense = len(c.get("mlp_only_layers", [])) if self.experts else self.layers
+        self.balance = c.get("router_aux_loss_coef", 0.001)
         self.eps, self.theta = c["rms_norm_eps"], c.get("rope_theta", 10000.0)
 
     def shapes(self):
@@ -73,9 +82,18 @@ class Config:
         q, kv = self.heads * self.dim, self.kv_heads * self.dim
         shapes = {"embed.weight": (V, H), "layers.attn_norm.weight": (L, H), "layers.attn.q.weight": (L, q, H),
                   "layers.attn.k.weight": (L, kv, H), "layers.attn.v.weight": (L, kv, H),
-                  "layers.attn.o.weight": (L, H, q), "layers.mlp_norm.weight": (L, H),
-                  "layers.mlp.gate.weight": (L, F, H), "layers.mlp.up.weight": (L, F, H),
-                  "layers.mlp.down.weight": (L, H, F), "norm.weight": (H,)}
+                  "layers.attn.o.weight": (L, H, q), "layers.mlp_norm.weight": (L, H), "norm.weight": (H,)}
+        if self.dense:
+            D = self.dense
+            shapes.update({"layers.mlp.gate.weight": (D, F, H), "layers.mlp.up.weight": (D, F, H),
+                           "layers.mlp.down.weight": (D, H, F)})
+        if self.experts:
+            D, E, G, S = L - self.dense, self.experts, self.expert_ffn, self.shared
+            shapes.update({"layers.router.weight": (D, E, H), "layers.experts.gate.weight": (D, E, G, H),
+                           "layers.experts.up.weight": (D, E, G, H), "layers.experts.down.weight": (D, E, H, G)})
+            if S:
+                shapes.update({"layers.shared.gate.weight": (D, S, H), "layers.shared.up.weight": (D, S, H),
+                               "layers.shared.down.weight": (D, H, S), "layers.shared.switch.weight": (D, 1, H)})
         if self.qkv_bias:
             shapes.update({"layers.attn.q.bias": (L, q), "layers.attn.k.bias": (L, kv),
                            "layers.attn.v.bias": (L, kv)})
@@ -89,6 +107,10 @@ class Config:
         if not self.tied:
             shapes["head.weight"] = (V, H)
         return shapes
+
+    def first(self, name):
+        sparse = name.startswith(("layers.router.", "layers.experts.", "layers.shared."))
+        return self.dense if sparse else 0
 
 
 def rms_norm(x, weight, eps):
@@ -105,7 +127,39 @@ def rotate(x, theta):
     return torch.cat((low * cosine - high * sine, high * cosine + low * sine), -1)
 
 
-def layer(c, w, l, x):
+def gated(h, gate, up, down):
+    return (torch.nn.functional.silu(h @ gate.T) * (h @ up.T)) @ down.T
+
+
+CLOSE = 1e-5
+
+
+def experts(c, w, l, h, routing):
+    """The feed-forward half of a layer with experts, and its balance loss, a mean over sequences. `routing`
+    gets, token by token, the experts in ascending order, and whether the choice is close."""
+    batch, seq, hidden = h.shape
+    probabilities = (h @ w["layers.router.weight"][l].T).softmax(-1)
+    order = torch.sort(probabilities, dim=-1, descending=True, stable=True)
+    chosen, weight = order.indices[..., : c.chosen], order.values[..., : c.chosen]
+    margin = order.values[..., c.chosen - 1] - order.values[..., c.chosen] if c.chosen < c.experts else None
+    if c.norm_topk:
+        weight = weight / weight.sum(-1, keepdim=True)
+    y = torch.zeros_like(h)
+    for e in range(c.experts):
+        count = (weight * (chosen == e)).sum(-1, keepdim=True)
+        y = y + count * gated(h, *(w[f"layers.experts.{part}.weight"][l][e] for part in ("gate", "up", "down")))
+    if c.shared:
+        opening = torch.sigmoid(h @ w["layers.shared.switch.weight"][l].T)
+        y = y + opening * gated(h, *(w[f"layers.shared.{part}.weight"][l] for part in ("gate", "up", "down")))
+    used = torch.nn.functional.one_hot(chosen, c.experts).sum(2).to(h.dtype).mean(1)  # [batch, expert]
+    balance = c.experts * (used * probabilities.mean(1)).sum(-1).mean()
+    ascending = chosen.sort(-1).values
+    routing.append(("".join(f"{e:x}" for e in ascending.reshape(-1).tolist()),
+                    [] if margin is None else (margin < CLOSE).reshape(-1).nonzero().reshape(-1).tolist()))
+    return y, balance
+
+
+def layer(c, w, l, x, routing):
     def linear(y, name):
         bias = w.get(f"layers.{name}.bias")
         return torch.nn.functional.linear(y, w[f"layers.{name}.weight"][l], None if bias is None else bias[l])
@@ -125,16 +179,23 @@ def layer(c, w, l, x):
     context = (scores.softmax(-1) @ v[:, head]).transpose(1, 2).reshape(batch, seq, c.heads * c.dim)
     x = x + linear(context, "attn.o")
     h = rms_norm(x, w["layers.mlp_norm.weight"][l], c.eps)
-    return x + linear(torch.nn.functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down")
+    if l >= c.dense:
+        y, balance = experts(c, w, l - c.dense, h, routing)
+        return x + y, balance
+    return x + linear(torch.nn.functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down"), None
 
 
-def loss_of(c, w, tokens, targets):
+def loss_of(c, w, tokens, targets, routing):
+    """The mean cross-entropy; the balance loss, its coefficient included, which counts beside it."""
     x = w["embed.weight"][tokens]
+    balance = torch.zeros((), dtype=x.dtype)
     for l in range(c.layers):
-        x = layer(c, w, l, x)
+        x, part = layer(c, w, l, x, routing)
+        if part is not None:
+            balance = balance + c.balance * part / (c.layers - c.dense)
     x = rms_norm(x, w["norm.weight"], c.eps)
     logits = x @ w["embed.weight" if c.tied else "head.weight"].T
-    return torch.nn.functional.cross_entropy(logits.reshape(-1, c.vocab), targets.reshape(-1))
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, c.vocab), targets.reshape(-1)), balance
 
 
 def samples(data, step, batch, seq):
@@ -156,13 +217,14 @@ def rate(step, o):
 def run(config, data_path, o, dtype):
     c = Config(config)
     data = np.fromfile(data_path, np.uint8)
-    w = {name: torch.from_numpy(initial(o["seed"], name, shape)).to(dtype).requires_grad_()
+    w = {name: torch.from_numpy(initial(o["seed"], name, shape, c.first(name))).to(dtype).requires_grad_()
          for name, shape in c.shapes().items()}
     moments = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in w.items()}
-    losses, norms = [], []
+    losses, norms, balances, routings = [], [], [], []
     for step in range(1, o["steps"] + 1):
-        loss = loss_of(c, w, *samples(data, step, o["global_batch"], o["seq"]))
-        gradients = dict(zip(w, torch.autograd.grad(loss, list(w.values()))))
+        routing = []
+        loss, balance = loss_of(c, w, *samples(data, step, o["global_batch"], o["seq"]), routing)
+        gradients = dict(zip(w, torch.autograd.grad(loss + balance, list(w.values()))))
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients.values()))
         clip = 1.0 / norm if norm > 1.0 else 1.0
         lr = rate(step, o)
@@ -176,7 +238,15 @@ def run(config, data_path, o, dtype):
                 t.sub_(lr * (update + decay * t))
         losses.append(float(f"{loss.item():.9g}"))
         norms.append(float(f"{norm:.9g}"))
-    return {"losses": losses, "grad_norms": norms}
+        balances.append(float(f"{balance.item():.9g}"))
+        routings.append(routing)
+    result = {"losses": losses, "grad_norms": norms}
+    if c.experts:
+        # Of each step and layer with experts: the experts of its tokens, and which choices are close.
+        result.update({"aux_losses": balances, "chosen": c.chosen,
+                       "routing": [[text for text, _ in step] for step in routings],
+                       "close": [[close for _, close in step] for step in routings]})
+    return result
 
 
 def main():

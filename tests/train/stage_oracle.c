@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "decoder.h"
 #include "train/kernels.h"
@@ -112,6 +113,48 @@ static void assert_near(const char *model, const char *what, int64_t step, doubl
         fail_msg("%s, step %d: %s %.9g, PyTorch has %.9g", model, (int)step, what, got, wanted);
 }
 
+static int compare_experts(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static bool is_close(json_t *list, int64_t token)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == token)
+            return true;
+    return false;
+}
+
+/* Every token's experts are PyTorch's, but where the choice is close. Adds the layer's balance. */
+static void check_routing(const rs_stage *stage, const rs_model *m, json_t *oracle, int64_t step,
+    int64_t layer, int64_t first, double *balance)
+{
+    rs_stage_routing r;
+    int32_t experts[64];
+    size_t place = (size_t)(layer - m->dense_first);
+    rs_stage_routed(stage, 0, layer, &r);
+    *balance += r.balance;
+    if (layer < m->dense_first || m->experts == 0)
+        return;
+    json_t *routing = json_array_get(json_object_get(oracle, "routing"), (size_t)step - 1);
+    json_t *close = json_array_get(json_object_get(oracle, "close"), (size_t)step - 1);
+    const char *text = json_string_value(json_array_get(routing, place));
+    int64_t k = m->experts_per_token;
+    assert_non_null(text);
+    assert_true((int64_t)strlen(text) >= (first + r.rows) * k);
+    for (int64_t t = 0; t < r.rows; t++) {
+        memcpy(experts, r.choice + t * k, (size_t)k * sizeof *experts);
+        qsort(experts, (size_t)k, sizeof *experts, compare_experts);
+        for (int64_t j = 0; j < k; j++)
+            if ("0123456789abcdef"[experts[j]] != text[(first + t) * k + j] &&
+                !is_close(json_array_get(close, place), first + t))
+                fail_msg("step %d, layer %d, token %d: expert %d, PyTorch has %c", (int)step,
+                    (int)layer, (int)(first + t), (int)experts[j], text[(first + t) * k + j]);
+    }
+}
+
 static void check_model(const char *name)
 {
     rs_model model;
@@ -137,7 +180,7 @@ static void check_model(const char *name)
     assert_int_equal(decoder_init((uint64_t)whole_number(oracle, "seed"), &shape, &w), RS_OK);
     assert_int_equal(rs_stage_create(&shape, NULL, &stage), RS_OK);
     for (int64_t step = 1; step <= s.steps; step++) {
-        double loss = 0;
+        double loss = 0, balance = 0;
         for (int64_t first = 0; first < batch; first += MICRO) {
             int64_t count = first + MICRO <= batch ? MICRO : batch - first;
             double part;
@@ -150,6 +193,8 @@ static void check_model(const char *name)
             assert_int_equal(
                 rs_stage_forward(stage, &w.tensors, 0, count, tokens, targets, NULL, NULL, &part),
                 RS_OK);
+            for (int64_t l = 0; l < model.layers; l++)
+                check_routing(stage, &model, oracle, step, l, first * seq, &balance);
             assert_int_equal(rs_stage_backward(stage, &w.tensors, &g.tensors, 0,
                                  1.0f / (float)(batch * seq), NULL, NULL),
                 RS_OK);
@@ -158,6 +203,9 @@ static void check_model(const char *name)
         double norm = update(&shape, &w, &g, &m, &v, step, rate_of(&s, step));
         assert_near(
             name, "loss", step, loss / (double)(batch * seq), json_object_get(oracle, "losses"));
+        if (model.experts > 0)
+            assert_near(name, "balance loss", step, balance / (double)(batch * seq),
+                json_object_get(oracle, "aux_losses"));
         assert_near(name, "gradient norm", step, norm, json_object_get(oracle, "grad_norms"));
     }
     rs_stage_destroy(stage);
@@ -189,6 +237,24 @@ static void test_qwen3(void **state)
     check_model("qwen3-small");
 }
 
+static void test_mixtral(void **state)
+{
+    (void)state;
+    check_model("mixtral-small");
+}
+
+static void test_qwen2_moe(void **state)
+{
+    (void)state;
+    check_model("qwen2-moe-small");
+}
+
+static void test_qwen3_moe(void **state)
+{
+    (void)state;
+    check_model("qwen3-moe-small");
+}
+
 int main(void)
 {
     rs_product_set_threads(1);
@@ -196,6 +262,9 @@ int main(void)
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_qwen2),
         cmocka_unit_test(test_qwen3),
+        cmocka_unit_test(test_mixtral),
+        cmocka_unit_test(test_qwen2_moe),
+        cmocka_unit_test(test_qwen3_moe),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
