@@ -88,6 +88,7 @@ PACKAGES = {
     "libclang-rt-14-dev": ("tests/fuzz/CMakeLists.txt", r"-fsanitize=fuzzer"),
     "python3-torch": ("bench/*.py", r"import torch"),
     "libscalapack-openmpi-dev": ("bench/*.c", r"gemr2d"),
+    "iproute2": ("tests/multihost/hosts.sh", r"ip netns add"),
 }
 
 RULES = {}
