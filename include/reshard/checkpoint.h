@@ -22,7 +22,9 @@
 #include <stdint.h>
 
 #include "reshard/box.h"
+#include "reshard/dialect.h"
 #include "reshard/dtype.h"
+#include "reshard/space.h"
 #include "reshard/status.h"
 
 #ifdef __cplusplus
@@ -60,6 +62,28 @@ typedef struct rs_checkpoint_entry {
 rs_status rs_checkpoint_open(
     const char *path, const rs_checkpoint_options *options, rs_checkpoint **out) RS_MUST_CHECK;
 void rs_checkpoint_close(rs_checkpoint *checkpoint);
+
+/* True if the checkpoint has the canonical names, as native ones of the trainer do. */
+bool rs_checkpoint_is_canonical(const rs_checkpoint *checkpoint);
+
+/* Starts as {0}. */
+typedef struct rs_rename_options {
+    const rs_dialect *from; /* whose names it has; NULL: the built-in one that knows most of them */
+    const rs_dialect *to;   /* whose names are wanted; NULL: the canonical ones */
+    const rs_space *space;  /* the model's; NULL: as a canonical checkpoint tells itself */
+    bool lenient;           /* let tensors that the model has not be left out, with a warning, and
+                               others lack */
+} rs_rename_options;
+
+/*
+ * The same checkpoint under other names, and fused, cut and turned as these have it: a view, made
+ * of descriptions; close it before `source`. Weights that are there twice are compared. The caller
+ * owns `*out`. RS_ERR_ARGUMENT: the space is wanted; RS_ERR_NOT_FOUND: a tensor that the dialect or
+ * the model does not know, or that the checkpoint lacks; RS_ERR_MISMATCH: another shape, or copies
+ * that differ; RS_ERR_UNSUPPORTED: layers that one tensor of all layers cannot hold.
+ */
+rs_status rs_checkpoint_rename(const rs_checkpoint *source, const rs_rename_options *options,
+    rs_checkpoint **out) RS_MUST_CHECK;
 
 /* "safetensors", "torch", "deepspeed", "deepspeed-universal". */
 const char *rs_checkpoint_format(const rs_checkpoint *checkpoint);

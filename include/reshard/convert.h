@@ -23,8 +23,14 @@ typedef struct rs_convert_options {
     bool weights_only;      /* weights alone will do, where the format takes the whole state */
     bool master_from_param; /* make masters of float32 from params that have none */
     const char *dtype; /* "T" (of params) or "ROLE=T", several with commas; NULL: as they are */
-    bool force;        /* replace what is at the target */
-    bool dry_run;      /* only say what would be written */
+    const rs_dialect *dialect; /* whose names are written; NULL: those that the source has, but for
+                                  canonical ones in safetensors and torch Hugging Face's */
+    const rs_dialect *from;    /* whose names the source has; NULL: found */
+    const rs_space *space; /* the model's, for names; NULL: as a canonical source tells itself */
+    const char *hub; /* safetensors: a folder whose configuration and tokenizer are copied too;
+                        NULL: none */
+    bool force;      /* replace what is at the target */
+    bool dry_run;    /* only say what would be written */
     void (*progress)(void *context, int64_t done, int64_t all); /* bytes; may be NULL */
     void *context;
 } rs_convert_options;
@@ -34,6 +40,9 @@ typedef struct rs_convert_report {
     int64_t tensors;
     int64_t skipped; /* entries that the format does not take */
     int files;
+    int copied; /* files of configuration and tokenizer; with the next two, of safetensors alone */
+    bool lacks_config;
+    bool lacks_tokenizer;
 } rs_convert_report;
 
 /*
@@ -50,18 +59,22 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
 typedef struct rs_compare_options {
     double rtol; /* |a - b| <= atol + rtol |b| is equal, of floating-point types */
     double atol;
-    const char *role; /* compare this role only; NULL: all */
+    const char *role; /* compare these roles only, a list with commas; NULL: all, and extras */
+    bool cast;        /* round the wider of two floating-point types to the narrower first */
+    const rs_dialect *dialect; /* of names that are not canonical; NULL: found */
+    const rs_space *space; /* the model's: both are brought under its names; NULL: only if one has
+                              the canonical names and tells it */
 } rs_compare_options;
 
 typedef struct rs_compare_report {
     int64_t tensors; /* compared: of one name and role in both */
     int64_t elements;
-    int64_t different; /* tensors that differ, or are in one alone */
+    int64_t different; /* tensors and extras that differ, or are in one alone */
 } rs_compare_report;
 
 /*
  * Compares what two checkpoints hold, across formats and layouts: stored entries by name and role,
- * the trainer's own names translated where only one of them has those. Calls `tell` with a sentence
+ * both under canonical names where only one of them has those. Calls `tell` with a sentence
  * for each difference. RS_OK whatever the outcome is.
  */
 rs_status rs_compare(const rs_checkpoint *a, const rs_checkpoint *b,

@@ -1,23 +1,20 @@
 /*
- * Dialects: naming conventions of other people's checkpoints, as rules.
+ * Dialects: how other people's checkpoints name, fuse and turn tensors, as data.
  *
- * A foreign tensor is a box of a canonical one. A rule is a row of two texts: the pattern of a
- * foreign name and the name of a canonical tensor. "{d}" in the pattern stands for an index of the
- * canonical tensor's dimension d: the foreign tensor has that one index, and its shape lacks the
- * dimension. So `model.layers.{0}.self_attn.q_proj.weight` <-> `layers.attn.q.weight` cuts [layer,
- * row, column] into one [row, column] a layer, and
- * `model.layers.{0}.mlp.experts.{1}.up_proj.weight`
- * <-> `layers.experts.up.weight` cuts [layer, expert, row, column] into one [row, column] an
- * expert. A layer is told by its number in the model, wherever the tensor's layer axis begins.
+ * A *foreign tensor* is made of boxes of canonical ones: for each *part* a box of a canonical
+ * tensor, where in the foreign tensor it begins, and along which of the box's dimensions each
+ * foreign dimension runs. So a name for each layer, query, key and value in one matrix, gate above
+ * up, heads in groups, transposed matrices are all placements; nothing is merged or split.
  *
- * "{}" stands for any number and tells nothing: for aliases, as a copy of the embedding that a
- * checkpoint has in a layer.
+ * A dialect is a JSON file (docs/formats/dialect.md) of rules: the pattern of a foreign name, and
+ * what the tensor is made of. Some are built in; rs_dialect_load reads others. Which of several
+ * names a model of some family has is a condition on the space's facts (space.h).
  *
- * Where several rules name one canonical tensor, the first is how it is written and the others are
- * aliases, understood when read. Where several rules match one foreign name, the first whose
- * canonical tensor is in the space and has the index counts.
+ * Where several rules name one canonical tensor, the first whose condition holds is how it is
+ * written, and all are understood when read.
  *
- * All functions are local.
+ * Usual order: rs_dialect_load; rs_dialect_list for all that a checkpoint of a space has, or
+ * rs_dialect_lookup for what a name means; rs_dialect_destroy. All functions are local.
  */
 #ifndef RESHARD_DIALECT_H
 #define RESHARD_DIALECT_H
@@ -34,55 +31,73 @@
 extern "C" {
 #endif
 
-typedef struct rs_dialect_rule {
-    const char *foreign;   /* pattern of the foreign name */
-    const char *canonical; /* name of a tensor of the space */
-} rs_dialect_rule;
+typedef struct rs_dialect rs_dialect;
 
-/* Plain data: a caller may bring its own rules. The texts are borrowed. */
-typedef struct rs_dialect {
-    const char *name;
-    const rs_dialect_rule *rules;
-    size_t count;
-} rs_dialect;
+/* A box of a canonical tensor, and where it lies in a foreign one. */
+typedef struct rs_foreign_part {
+    int tensor;
+    rs_box box;                  /* extent 1 in the dimensions that the name tells */
+    int64_t offset[RS_MAX_DIMS]; /* of its first element, in each foreign dimension */
+    int along[RS_MAX_DIMS];      /* the box's dimension that each foreign dimension runs along */
+} rs_foreign_part;
 
-/* One tensor as a foreign checkpoint has it. */
+/* One tensor as a foreign checkpoint has it. Owns its name and parts. */
 typedef struct rs_foreign {
-    const char *name;
-    int tensor; /* the canonical tensor */
-    rs_box box; /* of it; extent 1 in the dimensions that the name tells */
-    int ndim;   /* as stored there: */
+    char *name;
+    int ndim;
     int64_t shape[RS_MAX_DIMS];
-    bool alias; /* another name for what is written under its first rule's name */
+    rs_foreign_part *parts; /* they tile it */
+    size_t count;
+    bool alias; /* another name for what is written under a rule that comes first */
 } rs_foreign;
 
-/* A growing list of foreign tensors that owns their names; starts as {0}. */
+/* A growing list of foreign tensors; starts as {0}. */
 typedef struct rs_foreign_list {
     rs_foreign *items;
     size_t count;
     size_t capacity;
 } rs_foreign_list;
 
+void rs_foreign_fini(rs_foreign *foreign);
 void rs_foreign_list_fini(rs_foreign_list *list);
 
-/* The built-in dialect of that name. "hf": Hugging Face's Llama, Mistral, Qwen and DeepSeek, with
- * and without experts; "hf-mixtral" and "hf-deepseek": the same, but experts have Mixtral's names,
- * shared experts DeepSeek's. Each reads what the others write. rs_model_dialect (model.h) says
- * which one is a model's. RS_ERR_ARGUMENT names those that exist. */
-rs_status rs_dialect_get(const char *name, const rs_dialect **out) RS_MUST_CHECK;
+/* NULL-terminated list of the built-in dialects: "hf" (Hugging Face), "reshard" (the canonical
+ * names). */
+const char *const *rs_dialect_names(void);
+
+/* A built-in dialect by its name, or the one in a file. The caller owns `*out`. RS_ERR_ARGUMENT
+ * names the built-in ones when nothing fits; RS_ERR_MALFORMED says file, rule and what is wrong. */
+rs_status rs_dialect_load(const char *name_or_path, rs_dialect **out) RS_MUST_CHECK;
+
+/* The same from a text; `label` stands for the file in errors. */
+rs_status rs_dialect_parse(
+    const char *text, size_t length, const char *label, rs_dialect **out) RS_MUST_CHECK;
+void rs_dialect_destroy(rs_dialect *dialect);
+
+/* Borrowed. */
+const char *rs_dialect_name(const rs_dialect *dialect);
 
 /*
  * Replaces `*out` by every tensor that a checkpoint of the space has in this dialect, aliases left
- * out: in the space's order of tensors, indices ascending. Together their boxes tile the space.
- * RS_ERR_MISMATCH names the tensor that no rule names, or a rule that does not fit its tensor.
+ * out: in the space's order of tensors, indices ascending. Together their parts tile the space.
+ * RS_ERR_MISMATCH names the tensor that no rule names, a rule that does not fit its tensor, or a
+ * fact that it asks for and the space lacks.
  */
 rs_status rs_dialect_list(
     const rs_dialect *dialect, const rs_space *space, rs_foreign_list *out) RS_MUST_CHECK;
 
-/* What the foreign name `name` is; out->name is `name` itself. RS_ERR_NOT_FOUND if no rule with a
- * tensor of the space matches, or an index lies outside; RS_ERR_MISMATCH as above. */
+/*
+ * What the foreign name `name` is; what libraries that wrap modules put into names is looked
+ * through. Release `*out` with rs_foreign_fini. RS_ERR_NOT_FOUND if no rule with tensors of the
+ * space matches, or an index lies outside; RS_ERR_MISMATCH as above.
+ */
 rs_status rs_dialect_lookup(const rs_dialect *dialect, const rs_space *space, const char *name,
     rs_foreign *out) RS_MUST_CHECK;
+
+/* True for a name that the dialect knows to mean nothing that is learnt (a mask, a table of
+ * angles).
+ */
+bool rs_dialect_ignores(const rs_dialect *dialect, const char *name);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,7 @@ extern "C" {
 typedef struct rs_model {
     char name[64];   /* preset name, or the configuration's model_type */
     char family[32]; /* "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
-                        "deepseek_v2", "deepseek_v3" */
+                        "deepseek_v2", "deepseek_v3", "gpt2" */
     int64_t layers;  /* without those of `mtp_layers` */
     int64_t hidden;
     int64_t heads;    /* query heads */
@@ -33,11 +33,14 @@ typedef struct rs_model {
     bool qkv_bias; /* q, k, v projections have biases */
     bool out_bias; /* the attention's output projection has one */
     bool mlp_bias;
-    bool qk_norm; /* RMS norm of each q and k head (Qwen3) */
+    bool qk_norm;      /* RMS norm of each q and k head (Qwen3) */
+    bool layer_norm;   /* norms subtract the mean and have biases (GPT-2), else RMS norms */
+    bool plain_mlp;    /* the feed-forward layer has no gate: up, activation, down (GPT-2) */
+    int64_t positions; /* learnt position embeddings, so many (GPT-2); 0: rotary ones */
     double norm_eps;
     double rope_theta;
     char rope_type[32];     /* "default", or the scaling that the configuration asks for */
-    char activation[16];    /* of the gate: "silu" */
+    char activation[16];    /* "silu", ... */
     int64_t sliding_window; /* a token sees no more than this many; 0: all */
     rs_dtype dtype;         /* the type the configuration states; RS_DTYPE_NONE if it states none */
 
@@ -64,22 +67,20 @@ typedef struct rs_model {
 /*
  * Reads a preset name ("llama-tiny", "llama-20m", "llama3-8b", "llama3-70b", "qwen3-32b",
  * "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "mixtral-tiny",
- * "qwen3-moe-tiny", "deepseek-tiny"), a config.json, or a folder that holds one. RS_ERR_ARGUMENT
- * names the presets when nothing fits; RS_ERR_MALFORMED and RS_ERR_UNSUPPORTED name file and key.
+ * "qwen3-moe-tiny", "deepseek-tiny", "gpt2-tiny"), a config.json, or a folder that holds one.
+ * RS_ERR_ARGUMENT names the presets when nothing fits; RS_ERR_MALFORMED and RS_ERR_UNSUPPORTED name
+ * file and key.
  */
 rs_status rs_model_load(const char *name_or_path, rs_model *out) RS_MUST_CHECK;
 
 /* NULL-terminated list of preset names. */
 const char *const *rs_model_presets(void);
 
-/* The dialect (dialect.h) in which Hugging Face writes such a model. Static. */
-const char *rs_model_dialect(const rs_model *model);
-
 /*
  * RS_ERR_UNSUPPORTED, naming the key, if a training step over sequences of `seq` tokens would
  * compute something else than the configuration says: experts, latent attention, a scaled or
- * partial rotary embedding, a sliding window shorter than the sequence, another activation, heads
- * of odd width. The space of such a model is right all the same.
+ * partial rotary embedding, learnt positions, a sliding window shorter than the sequence, another
+ * activation, heads of odd width. The space of such a model is right all the same.
  */
 rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_CHECK;
 
@@ -89,7 +90,7 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_C
  * The caller owns `*out`. RS_ERR_ARGUMENT names a number of the model that is impossible.
  * Tensors, in this order, which is the order of the local concatenation (see layout.h); L layers, H
  * hidden, D head_dim, Q = heads x D, K = kv_heads x D, F ffn, V vocab:
- *   embed.weight [V,H]
+ *   embed.weight [V,H], position.weight [P,H]                                      if P positions
  *   layers.attn_norm.weight [L,H]
  *   layers.attn.q.weight [L,Q,H], layers.attn.k.weight [L,K,H], layers.attn.v.weight [L,K,H]
  *   layers.attn.q.bias [L,Q], layers.attn.k.bias [L,K], layers.attn.v.bias [L,K]   if qkv_bias
@@ -117,6 +118,10 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_C
  * mtp_layers follow the others, M of them, with all that a layer has, and:
  *   layers.mtp.embed_norm.weight [M,H], layers.mtp.hidden_norm.weight [M,H],
  *   layers.mtp.proj.weight [M,H,2H], layers.mtp.norm.weight [M,H]
+ * layer_norm gives each norm's weight a bias beside it: layers.attn_norm.bias [L,H],
+ * layers.mlp_norm.bias [L,H], norm.bias [H]. plain_mlp leaves layers.mlp.gate out.
+ * Facts (space.h) that dialects ask for: "family", "tied" ("true" or "false"), "layers", "hidden",
+ * "heads", "kv_heads", "head_dim", "experts".
  * Matrices take part in weight decay; norms and biases do not. layers.router.bias is float32 and
  * has no role but param.
  */

@@ -10,6 +10,9 @@
  * A role has one element type for all tensors, but for those that are told another: a router's bias
  * in float32 amid bfloat16, no master and no moments for a parameter that is not trained.
  *
+ * Facts are what is known of the model beside its tensors ("family" is "mixtral"), as texts: names
+ * in other people's checkpoints depend on them (dialect.h), nothing else does.
+ *
  * Usual order: rs_space_create, rs_space_add_role for each role, rs_space_add_tensor for each
  * tensor, rs_space_set_dtype for the exceptions, then share it read-only; every placement borrows
  * it and must not outlive it. All functions are local.
@@ -99,6 +102,16 @@ rs_status rs_space_set_dtype(rs_space *space, int tensor, int role, rs_dtype dty
 
 /* The element type of a tensor in a role; RS_DTYPE_NONE if it has no such role. */
 rs_dtype rs_space_dtype(const rs_space *space, int tensor, int role);
+
+/* Says something about the model, or something else than before. Copies both. */
+rs_status rs_space_set_fact(rs_space *space, const char *key, const char *value) RS_MUST_CHECK;
+
+/* What is said under a key; NULL if nothing is. Borrowed. */
+const char *rs_space_fact(const rs_space *space, const char *key);
+
+/* The keys, in the order in which they were set. */
+int rs_space_fact_count(const rs_space *space);
+const char *rs_space_fact_key(const rs_space *space, int fact);
 
 int rs_space_tensor_count(const rs_space *space);
 int rs_space_role_count(const rs_space *space);

@@ -53,7 +53,8 @@ void rs_catalog_destroy(rs_catalog *catalog)
 {
     if (catalog == NULL)
         return;
-    rs_files_destroy(catalog->files);
+    if (!catalog->borrowed)
+        rs_files_destroy(catalog->files);
     rs_pool_fini(&catalog->pool);
     rs_names_fini(&catalog->names);
     free(catalog->entries.items);
@@ -63,7 +64,54 @@ void rs_catalog_destroy(rs_catalog *catalog)
     free(catalog->inlined.items);
     free(catalog->warnings.items);
     json_decref(catalog->extras);
+    json_decref(catalog->model);
     free(catalog);
+}
+
+/* A copy of `count` items; an empty list stays NULL. */
+static rs_status copy_items(const void *items, size_t count, size_t size, void **out)
+{
+    *out = NULL;
+    if (count == 0)
+        return RS_OK;
+    *out = rs_calloc(count, size);
+    if (*out == NULL)
+        return rs_error_memory(count * size);
+    memcpy(*out, items, count * size);
+    return RS_OK;
+}
+
+rs_status rs_catalog_view(const rs_catalog *of, rs_catalog **out)
+{
+    rs_status status;
+    rs_catalog *view = rs_calloc(1, sizeof *view);
+    if (view == NULL)
+        return rs_error_memory(sizeof *view);
+    view->files = of->files;
+    view->borrowed = true;
+    view->format = of->format;
+    view->layout = of->layout;
+    view->extras = json_copy(of->extras);
+    view->model = json_incref(of->model);
+    if (view->extras == NULL)
+        RS_TRY_GOTO(rs_error_memory(64), fail);
+    RS_TRY_GOTO(copy_items(of->checksums.items, of->checksums.count, sizeof *of->checksums.items,
+                    (void **)&view->checksums.items),
+        fail);
+    view->checksums.count = view->checksums.capacity = of->checksums.count;
+    RS_TRY_GOTO(
+        copy_items(of->inlined.items, of->inlined.count, 1, (void **)&view->inlined.items), fail);
+    view->inlined.count = view->inlined.capacity = of->inlined.count;
+    RS_TRY_GOTO(copy_items(of->warnings.items, of->warnings.count, sizeof *of->warnings.items,
+                    (void **)&view->warnings.items),
+        fail);
+    view->warnings.count = view->warnings.capacity = of->warnings.count;
+    *out = view;
+    return RS_OK;
+
+fail:
+    rs_catalog_destroy(view);
+    return status;
 }
 
 rs_catalog_entry *rs_catalog_get(const rs_catalog *catalog, int id)

@@ -77,7 +77,8 @@ typedef struct rs_checksum {
 
 typedef struct rs_catalog {
     rs_files *files;
-    rs_pool pool; /* of all texts */
+    bool borrowed; /* the files are another catalog's */
+    rs_pool pool;  /* of all texts */
     const char *format;
     const char *layout;
     struct {
@@ -106,10 +107,15 @@ typedef struct rs_catalog {
     } warnings;
     rs_names names; /* "role\nname" */
     json_t *extras; /* an object */
+    json_t *model;  /* NULL, or {"facts":{KEY:TEXT},"first_layers":{TENSOR:LAYER}} (space.h) */
 } rs_catalog;
 
 rs_status rs_catalog_create(const char *format, rs_catalog **out) RS_MUST_CHECK;
 void rs_catalog_destroy(rs_catalog *catalog);
+
+/* A catalog without entries over the files of another one, with its format, layout, checksums,
+ * warnings, extras and model. It borrows files and texts. */
+rs_status rs_catalog_view(const rs_catalog *of, rs_catalog **out) RS_MUST_CHECK;
 
 /* Adds an entry without pieces; copies name and role. RS_ERR_MALFORMED if there is one already, or
  * its bytes overflow 64 bits. */

@@ -11,6 +11,7 @@
 
 struct rs_checkpoint {
     rs_catalog *catalog;
+    rs_catalog *under; /* whose texts the catalog borrows; may be NULL */
 };
 
 rs_status rs_checkpoint_open(
@@ -33,7 +34,22 @@ void rs_checkpoint_close(rs_checkpoint *checkpoint)
     if (checkpoint == NULL)
         return;
     rs_catalog_destroy(checkpoint->catalog);
+    rs_catalog_destroy(checkpoint->under);
     free(checkpoint);
+}
+
+rs_status rs_checkpoint_wrap(rs_catalog *catalog, rs_catalog *under, rs_checkpoint **out)
+{
+    rs_checkpoint *checkpoint = rs_calloc(1, sizeof *checkpoint);
+    if (checkpoint == NULL) {
+        rs_catalog_destroy(catalog);
+        rs_catalog_destroy(under);
+        return rs_error_memory(sizeof *checkpoint);
+    }
+    checkpoint->catalog = catalog;
+    checkpoint->under = under;
+    *out = checkpoint;
+    return RS_OK;
 }
 
 const rs_catalog *rs_checkpoint_catalog(const rs_checkpoint *checkpoint)

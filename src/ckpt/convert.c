@@ -22,6 +22,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "ckpt/checkpoint.h"
+#include "ckpt/companions.h"
 #include "ckpt/format.h"
 #include "ckpt/publish.h"
 #include "ckpt/select.h"
@@ -157,9 +158,29 @@ static rs_status no_writer(const char *to)
     return status;
 }
 
+/* The source under the names that are to be written; `*renamed` stays NULL where it has them. */
+static rs_status rename_source(const rs_checkpoint *source, const rs_writer *writer,
+    const rs_convert_options *options, rs_checkpoint **renamed)
+{
+    bool hub = options->dialect == NULL && writer->foreign && rs_checkpoint_is_canonical(source);
+    rs_rename_options how = {
+        .from = options->from, .to = options->dialect, .space = options->space};
+    rs_dialect *dialect = NULL;
+    if (options->dialect == NULL && !hub)
+        return RS_OK;
+    if (hub)
+        RS_TRY(rs_dialect_load("hf", &dialect));
+    if (hub)
+        how.to = dialect;
+    rs_status status = rs_checkpoint_rename(source, &how, renamed);
+    rs_dialect_destroy(dialect);
+    return status;
+}
+
 rs_status rs_convert(const rs_checkpoint *source, const char *target,
     const rs_convert_options *options, rs_convert_report *report)
 {
+    rs_checkpoint *renamed = NULL;
     rs_writing w = {.catalog = rs_checkpoint_catalog(source), .options = options};
     char *clean = NULL, *aside = NULL;
     const rs_writer *writer = options->to != NULL ? rs_writer_find(options->to) : NULL;
@@ -172,14 +193,21 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
     if (status == RS_OK) {
         w.folder = aside;
         w.name = rs_path_base(clean);
-        status = rs_select(&w, writer);
+        status = rename_source(source, writer, options, &renamed);
     }
+    if (renamed != NULL)
+        w.catalog = rs_checkpoint_catalog(renamed);
+    if (status == RS_OK)
+        status = rs_select(&w, writer);
+    if (status == RS_OK && options->dry_run && strcmp(options->to, "safetensors") == 0)
+        status = rs_companions_copy(options->hub, NULL, &w.report);
     if (status == RS_OK && !options->dry_run)
         status = write_all(&w, writer, clean, exists);
     if (status == RS_OK && report != NULL)
         *report = w.report;
     rs_logical_fini(&w.tensors);
     json_decref(w.extras);
+    rs_checkpoint_close(renamed);
     free(clean);
     free(aside);
     return status;

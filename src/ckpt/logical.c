@@ -1,7 +1,4 @@
-/*
- * Logical tensors under other names. A foreign tensor is a box of a canonical one (dialect.h), so
- * translating is listing boxes; bytes are read in row-major parts of them.
- */
+/* Logical tensors, and their bytes in row-major parts. */
 #include "ckpt/logical.h"
 
 #include <stdlib.h>
@@ -11,7 +8,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/cast.h"
-#include "reshard/dialect.h"
 
 void rs_logical_fini(rs_logical_list *list)
 {
@@ -25,7 +21,28 @@ static bool is_taken(const rs_catalog_entry *entry, const char *role)
     return entry->how != RS_ENTRY_ALIAS && (role == NULL || strcmp(entry->is.role, role) == 0);
 }
 
-rs_status rs_logical_list_space(const rs_logical_list *list, rs_space **out)
+/* What a native checkpoint says of its model, and with which layer a tensor begins. */
+static rs_status set_facts(const rs_catalog *catalog, rs_space *space)
+{
+    json_t *facts = json_object_get(catalog->model, "facts"), *value;
+    const char *key;
+    json_object_foreach(facts, key, value) if (json_is_string(value))
+        RS_TRY(rs_space_set_fact(space, key, json_string_value(value)));
+    return RS_OK;
+}
+
+static void set_layers(const rs_catalog *catalog, rs_tensor *tensor)
+{
+    const json_t *first =
+        json_object_get(json_object_get(catalog->model, "first_layers"), tensor->name);
+    if (!json_is_integer(first) || tensor->ndim == 0)
+        return;
+    tensor->axis[0] = RS_AXIS_LAYER;
+    tensor->layer_first = json_integer_value(first);
+}
+
+rs_status rs_logical_list_space(
+    const rs_catalog *catalog, const rs_logical_list *list, rs_space **out)
 {
     rs_space *space = NULL;
     rs_status status;
@@ -44,6 +61,7 @@ rs_status rs_logical_list_space(const rs_logical_list *list, rs_space **out)
         if (t < 0) {
             rs_tensor tensor = {.name = item->name, .ndim = item->ndim};
             memcpy(tensor.shape, item->shape, sizeof tensor.shape);
+            set_layers(catalog, &tensor);
             RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, &t), fail);
             for (int r = 0; r < rs_space_role_count(space); r++)
                 RS_TRY_GOTO(rs_space_set_dtype(space, t, r, RS_DTYPE_NONE), fail);
@@ -59,6 +77,7 @@ rs_status rs_logical_list_space(const rs_logical_list *list, rs_space **out)
         RS_TRY_GOTO(
             rs_space_set_dtype(space, t, rs_space_find_role(space, item->role), item->dtype), fail);
     }
+    RS_TRY_GOTO(set_facts(catalog, space), fail);
     *out = space;
     return RS_OK;
 
@@ -83,51 +102,38 @@ static rs_status add(rs_logical_list *list, const char *name, const rs_catalog *
     return RS_OK;
 }
 
-bool rs_logical_is_own(const rs_catalog *catalog)
+rs_status rs_logical_set_model(rs_catalog *catalog, const rs_space *space)
 {
-    return rs_catalog_find(catalog, "embed.weight", "param") >= 0 &&
-           rs_catalog_find(catalog, "layers.attn_norm.weight", "param") >= 0;
+    json_t *facts = json_object(), *first = json_object();
+    bool bad = facts == NULL || first == NULL;
+    for (int i = 0; i < rs_space_fact_count(space) && !bad; i++) {
+        const char *key = rs_space_fact_key(space, i);
+        bad = json_object_set_new(facts, key, json_string(rs_space_fact(space, key))) != 0;
+    }
+    for (int i = 0; i < rs_space_tensor_count(space) && !bad; i++) {
+        const rs_tensor *tensor = rs_space_tensor(space, i);
+        if (tensor->layer_first > 0)
+            bad = json_object_set_new(first, tensor->name, json_integer(tensor->layer_first)) != 0;
+    }
+    json_decref(catalog->model);
+    catalog->model = bad ? NULL : json_pack("{s:O,s:O}", "facts", facts, "first_layers", first);
+    json_decref(facts);
+    json_decref(first);
+    return catalog->model != NULL ? RS_OK : rs_error_memory(1);
 }
 
 rs_status rs_logical_space(const rs_catalog *catalog, const char *role, rs_space **out)
 {
     rs_logical_list list = {0};
-    rs_status status = rs_logical_make(catalog, role, false, &list);
+    rs_status status = rs_logical_make(catalog, role, &list);
     if (status == RS_OK)
-        status = rs_logical_list_space(&list, out);
+        status = rs_logical_list_space(catalog, &list, out);
     rs_logical_fini(&list);
     return status;
 }
 
-static rs_status translated(const rs_catalog *catalog, const char *role, rs_logical_list *out)
+rs_status rs_logical_make(const rs_catalog *catalog, const char *role, rs_logical_list *out)
 {
-    const rs_dialect *dialect;
-    rs_space *space = NULL;
-    rs_foreign_list foreign = {0};
-    rs_status status;
-    RS_TRY(rs_dialect_get("hf", &dialect));
-    RS_TRY(rs_logical_space(catalog, role, &space));
-    RS_TRY_GOTO(rs_dialect_list(dialect, space, &foreign), out);
-    for (int r = 0; r < rs_space_role_count(space); r++) {
-        for (size_t i = 0; i < foreign.count; i++) {
-            const rs_foreign *f = &foreign.items[i];
-            int id = rs_catalog_find(
-                catalog, rs_space_tensor(space, f->tensor)->name, rs_space_role(space, r)->name);
-            if (id >= 0)
-                RS_TRY_GOTO(add(out, f->name, catalog, id, &f->box, f->ndim, f->shape), out);
-        }
-    }
-out:
-    rs_foreign_list_fini(&foreign);
-    rs_space_destroy(space);
-    return status;
-}
-
-rs_status rs_logical_make(
-    const rs_catalog *catalog, const char *role, bool translate, rs_logical_list *out)
-{
-    if (translate)
-        return translated(catalog, role, out);
     for (size_t i = 0; i < catalog->entries.count; i++) {
         const rs_catalog_entry *entry = rs_catalog_get(catalog, (int)i);
         rs_box whole = rs_box_whole(entry->is.ndim, entry->is.shape);

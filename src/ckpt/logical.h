@@ -1,7 +1,4 @@
-/*
- * The logical tensors of a catalog under the names of other people: what is written to, or compared
- * with, formats that have their own.
- */
+/* The logical tensors of a catalog as a list: what is written to another format, or compared. */
 #ifndef RS_CKPT_LOGICAL_H
 #define RS_CKPT_LOGICAL_H
 
@@ -28,17 +25,15 @@ typedef struct rs_logical_list {
 
 void rs_logical_fini(rs_logical_list *list);
 
-/* True if the catalog has the trainer's own names. */
-bool rs_logical_is_own(const rs_catalog *catalog);
+/* The stored or derived entries that are no aliases: of `role` (NULL: all). */
+rs_status rs_logical_make(
+    const rs_catalog *catalog, const char *role, rs_logical_list *out) RS_MUST_CHECK;
 
-/* The stored or derived entries that are no aliases: of `role` (NULL: all), under the names of
- * Hugging Face if `translate`, which wants the trainer's own names. */
-rs_status rs_logical_make(const rs_catalog *catalog, const char *role, bool translate,
-    rs_logical_list *out) RS_MUST_CHECK;
-
-/* The space of a list, whose tensors are whole entries; no axis has a meaning. RS_ERR_UNSUPPORTED
- * names a tensor whose roles have different shapes. */
-rs_status rs_logical_list_space(const rs_logical_list *list, rs_space **out) RS_MUST_CHECK;
+/* The space of a list of the catalog's, whose tensors are whole entries. Axes have no meaning, but
+ * for the layers that a native checkpoint tells, whose facts it has too. RS_ERR_UNSUPPORTED names a
+ * tensor whose roles have different shapes. */
+rs_status rs_logical_list_space(
+    const rs_catalog *catalog, const rs_logical_list *list, rs_space **out) RS_MUST_CHECK;
 
 /* Calls for consecutive parts of the tensor, each at most `most` bytes, in order, with the bytes.
  */
@@ -47,9 +42,11 @@ typedef rs_status (*rs_logical_part)(
 rs_status rs_logical_stream(const rs_catalog *catalog, const rs_logical *tensor, int64_t most,
     void *buffer, rs_logical_part function, void *context) RS_MUST_CHECK;
 
-/* The space of the catalog's entries of these roles (NULL: all but aliases); no axis has a meaning.
- */
+/* The same of the catalog's entries of this role (NULL: of all). */
 rs_status rs_logical_space(
     const rs_catalog *catalog, const char *role, rs_space **out) RS_MUST_CHECK;
+
+/* Says in the catalog what the space says of the model. */
+rs_status rs_logical_set_model(rs_catalog *catalog, const rs_space *space) RS_MUST_CHECK;
 
 #endif

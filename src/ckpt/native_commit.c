@@ -398,6 +398,11 @@ static json_t *tensor_json(const rs_space *space, int tensor, const uint64_t *wo
     }
     json_t *out =
         bad ? NULL : json_pack("{s:s,s:O,s:O}", "name", t->name, "shape", shape, "roles", roles);
+    if (out != NULL && t->layer_first > 0 &&
+        json_object_set_new(out, "first_layer", json_integer(t->layer_first)) != 0) {
+        json_decref(out);
+        out = NULL;
+    }
     json_decref(shape);
     json_decref(roles);
     return out;
@@ -407,20 +412,26 @@ static json_t *manifest_json(const rs_save_name *name, const rs_space *space,
     const rs_save_about *about, const json_t *files, const uint64_t *words)
 {
     json_t *roles = json_array(), *tensors = json_array();
-    json_t *extras = json_loads(about->extras, 0, NULL);
-    bool bad = roles == NULL || tensors == NULL || !json_is_object(extras);
+    json_t *extras = json_loads(about->extras, 0, NULL), *facts = json_object();
+    bool bad = roles == NULL || tensors == NULL || !json_is_object(extras) || facts == NULL;
+    for (int i = 0; i < rs_space_fact_count(space) && !bad; i++) {
+        const char *key = rs_space_fact_key(space, i);
+        bad = json_object_set_new(facts, key, json_string(rs_space_fact(space, key))) != 0;
+    }
     for (int r = 0; r < rs_space_role_count(space) && !bad; r++)
         bad = json_array_append_new(roles, role_json(space, r)) != 0;
     for (int t = 0; t < rs_space_tensor_count(space) && !bad; t++)
         bad = json_array_append_new(tensors, tensor_json(space, t, words)) != 0;
-    json_t *root = bad ? NULL
-                       : json_pack("{s:s,s:i,s:I,s:s,s:s,s:i,s:O,s:O,s:O,s:O}", "format", "reshard",
-                             "version", RS_NATIVE_VERSION, "step", (json_int_t)name->step, "job",
-                             name->job, "layout", about->layout, "world", about->world, "extras",
-                             extras, "roles", roles, "tensors", tensors, "files", files);
+    json_t *root =
+        bad ? NULL
+            : json_pack("{s:s,s:i,s:I,s:s,s:s,s:i,s:O,s:O,s:O,s:O,s:O}", "format", "reshard",
+                  "version", RS_NATIVE_VERSION, "step", (json_int_t)name->step, "job", name->job,
+                  "layout", about->layout, "world", about->world, "extras", extras, "facts", facts,
+                  "roles", roles, "tensors", tensors, "files", files);
     json_decref(roles);
     json_decref(tensors);
     json_decref(extras);
+    json_decref(facts);
     return root;
 }
 

@@ -128,11 +128,17 @@ static rs_status read_tensor(const reading *r, const json_t *tensor, json_t *sum
 {
     const char *name = json_string_value(json_object_get(tensor, "name")), *role;
     json_t *roles = json_object_get(tensor, "roles"), *about;
+    json_t *first = json_object_get(tensor, "first_layer");
     int64_t shape[RS_MAX_DIMS] = {0};
     int ndim, id;
     if (name == NULL || !json_is_object(roles))
         return bad(r, "a tensor has no name, or no roles");
     RS_TRY(numbers_of(r, json_object_get(tensor, "shape"), &ndim, shape));
+    if (first != NULL && (!json_is_integer(first) || json_integer_value(first) < 0 || ndim == 0))
+        return bad(r, "a tensor's \"first_layer\" is no number");
+    if (first != NULL &&
+        json_object_set(json_object_get(r->catalog->model, "first_layers"), name, first) != 0)
+        return rs_error_memory(1);
     json_t *of_tensor = json_object();
     if (of_tensor == NULL || json_object_set_new(sums, name, of_tensor) != 0)
         return rs_error_memory(1);
@@ -222,6 +228,7 @@ static rs_status read_content(reading *r)
     const json_t *files = json_object_get(r->root, "files"), *item;
     json_t *layout = json_object_get(r->root, "layout");
     json_t *step = json_object_get(r->root, "step"), *extras = json_object_get(r->root, "extras");
+    json_t *facts = json_object_get(r->root, "facts");
     size_t i;
     if (!json_is_array(tensors) || !json_is_array(files) || !json_is_string(layout) ||
         !json_is_integer(step) || !json_is_object(extras))
@@ -232,6 +239,12 @@ static rs_status read_content(reading *r)
     RS_TRY(rs_catalog_extra(r->catalog, "world", json_incref(json_object_get(r->root, "world"))));
     RS_TRY(rs_catalog_extra(r->catalog, "extras", json_incref(extras)));
     RS_TRY(rs_catalog_extra(r->catalog, "sums", sums));
+    if (facts != NULL && !json_is_object(facts))
+        return bad(r, "\"facts\" is no object");
+    r->catalog->model = json_pack("{s:o,s:o}", "facts",
+        facts != NULL ? json_incref(facts) : json_object(), "first_layers", json_object());
+    if (r->catalog->model == NULL)
+        return rs_error_memory(1);
     RS_TRY(rs_pool_text(&r->catalog->pool, json_string_value(layout), json_string_length(layout),
         &r->catalog->layout));
     json_array_foreach(tensors, i, item) RS_TRY(read_tensor(r, item, sums));

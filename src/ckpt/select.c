@@ -143,8 +143,7 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
     if (writer->whole && !optimizer && !w->options->weights_only)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "the checkpoint has no optimizer state; --weights-only converts its weights alone");
-    RS_TRY(rs_logical_make(
-        w->catalog, NULL, writer->foreign && rs_logical_is_own(w->catalog), &w->tensors));
+    RS_TRY(rs_logical_make(w->catalog, NULL, &w->tensors));
     keep_taken(w, writer);
     if (w->options->master_from_param && w->whole)
         RS_TRY(add_masters(w, optimizer));

@@ -52,7 +52,7 @@ rs_status rs_write_native(rs_writing *w)
     rs_status status = shards != NULL ? RS_OK : rs_error_memory(1);
     if (status != RS_OK)
         return status;
-    RS_TRY_GOTO(rs_logical_list_space(&w->tensors, &space), out);
+    RS_TRY_GOTO(rs_logical_list_space(w->catalog, &w->tensors, &space), out);
     RS_TRY_GOTO(make_names(w, &names), out);
     RS_TRY_GOTO(rs_save_prepare(&name), out);
     RS_TRY_GOTO(rs_native_aside_name(&name, aside), out);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/publish.h"
+#include "ckpt/companions.h"
 #include "ckpt/writer.h"
 
 #define SHARD_BYTES INT64_C(5000000000)
@@ -63,6 +64,7 @@ rs_status rs_write_safetensors(rs_writing *w)
     }
     if (files > 1)
         RS_TRY_GOTO(write_index(w, map), out);
+    RS_TRY_GOTO(rs_companions_copy(w->options->hub, w->folder, &w->report), out);
 out:
     free(names);
     json_decref(map);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/subject.h"
@@ -13,6 +14,7 @@
 
 typedef struct convert_args {
     const char *source, *target, *to, *format, *rules, *dtype;
+    const char *dialect, *from, *model, *hub;
     int64_t shard, memory;
     bool weights_only, masters, force, dry_run, json;
 } convert_args;
@@ -34,6 +36,14 @@ static const cli_option options[] = {
         .target = offsetof(convert_args, shard), .minimum = 1},
     {CLI_INT, "memory", "BYTES", "for buffers", "268435456",
         .target = offsetof(convert_args, memory), .minimum = 1 << 20},
+    {CLI_TEXT, "dialect", "NAME|FILE", "the names to write; unset: SRC's, or transformers'",
+        .target = offsetof(convert_args, dialect)},
+    {CLI_TEXT, "from-dialect", "NAME|FILE", "the names that SRC has; unset: found",
+        .target = offsetof(convert_args, from)},
+    {CLI_TEXT, "model", "M", "for names: preset, config.json or its folder; unset: as SRC tells",
+        .target = offsetof(convert_args, model)},
+    {CLI_TEXT, "hf-from", "DIR", "safetensors: copy configuration and tokenizer from DIR",
+        .target = offsetof(convert_args, hub)},
     {CLI_TEXT, "rules", "FILE", "how tensors were cut, where SRC does not say",
         .target = offsetof(convert_args, rules)},
     {CLI_TEXT, "format", "NAME", "read SRC as this format; unset: found by content",
@@ -68,8 +78,39 @@ static void print_report(const convert_args *args, const rs_convert_report *r, d
     printf("\n");
     if (r->skipped > 0)
         printf("%" PRId64 " entries of other roles are left out\n", r->skipped);
-    if (strcmp(args->to, "safetensors") == 0)
-        printf("it has weights only: config.json and the tokenizer's files are yours to add\n");
+    if (r->copied > 0)
+        printf("%d files of configuration and tokenizer %s from %s\n", r->copied,
+            args->dry_run ? "would be copied" : "copied", args->hub);
+    if (r->lacks_config || r->lacks_tokenizer)
+        printf("for transformers it lacks %s (--hf-from copies what a folder has)\n",
+            !r->lacks_tokenizer ? "config.json"
+            : !r->lacks_config  ? "the tokenizer's files"
+                                : "config.json and the tokenizer's files");
+}
+
+/* The names' side of a conversion. */
+typedef struct naming {
+    rs_dialect *to, *from;
+    rs_space *space;
+} naming;
+
+static void naming_fini(naming *n)
+{
+    rs_dialect_destroy(n->to);
+    rs_dialect_destroy(n->from);
+    rs_space_destroy(n->space);
+}
+
+static rs_status naming_init(const convert_args *args, const rs_checkpoint *source, naming *n)
+{
+    if (args->dialect != NULL)
+        RS_TRY(rs_dialect_load(args->dialect, &n->to));
+    if (args->from != NULL)
+        RS_TRY(rs_dialect_load(args->from, &n->from));
+    /* What the checkpoint tells itself needs no model. */
+    bool needed = args->dialect != NULL && !rs_checkpoint_is_canonical(source);
+    return cli_names_space(
+        args->model, needed ? args->hub : NULL, needed ? args->source : NULL, &n->space);
 }
 
 static int run(const cli_command *command, int argc, char **argv)
@@ -92,9 +133,17 @@ static int run(const cli_command *command, int argc, char **argv)
         .context = &shown};
     rs_convert_report report = {0};
     rs_checkpoint *source = NULL;
+    naming names = {0};
     rs_status status = rs_checkpoint_open(args.source, &how, &source);
     if (status == RS_OK)
+        status = naming_init(&args, source, &names);
+    what.dialect = names.to;
+    what.from = names.from;
+    what.space = names.space;
+    what.hub = args.hub;
+    if (status == RS_OK)
         status = rs_convert(source, args.target, &what, &report);
+    naming_fini(&names);
     rs_checkpoint_close(source);
     if (status == RS_ERR_UNSUPPORTED)
         return cli_error(command, CLI_FAILURE, "%s", rs_error_message());
@@ -104,11 +153,12 @@ static int run(const cli_command *command, int argc, char **argv)
         print_report(&args, &report, cli_now() - begun);
         return 0;
     }
-    return cli_print_json(
-        command, json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:i,s:f}", "target", args.target, "format",
-                     args.to, "dry_run", args.dry_run, "tensors", (json_int_t)report.tensors,
-                     "bytes", (json_int_t)report.bytes, "left_out", (json_int_t)report.skipped,
-                     "files", report.files, "seconds", cli_now() - begun));
+    return cli_print_json(command,
+        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:i,s:i,s:b,s:b,s:f}", "target", args.target, "format",
+            args.to, "dry_run", args.dry_run, "tensors", (json_int_t)report.tensors, "bytes",
+            (json_int_t)report.bytes, "left_out", (json_int_t)report.skipped, "files", report.files,
+            "copied", report.copied, "lacks_config", report.lacks_config, "lacks_tokenizer",
+            report.lacks_tokenizer, "seconds", cli_now() - begun));
 }
 
 const cli_command cmd_convert = {
@@ -118,7 +168,8 @@ const cli_command cmd_convert = {
             "(safetensors, names as transformers has them), a folder with the full state in\n"
             "reshard's own format, or one file of torch.save, which torch.load reads under\n"
             "weights_only. Streams: memory does not grow with the checkpoint. DST appears when it\n"
-            "is complete, or not at all.",
+            "is complete, or not at all. Other names, fused and turned as they have it, come by\n"
+            "dialects (docs/formats/dialect.md): hf, reshard (the trainer's), or a file of yours.",
     .example = "  reshard convert /tmp/job out --to safetensors",
     .options = options,
     .run = run,

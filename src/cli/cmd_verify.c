@@ -9,9 +9,9 @@
 #include "reshard/convert.h"
 
 typedef struct verify_args {
-    const char *path, *other, *roles;
+    const char *path, *other, *roles, *rules, *model, *dialect;
     double rtol, atol;
-    bool json;
+    bool cast, json;
 } verify_args;
 
 static const cli_option options[] = {
@@ -22,8 +22,16 @@ static const cli_option options[] = {
     {CLI_REAL, "rtol", "R", "let numbers differ by R times the second's", "0",
         .target = offsetof(verify_args, rtol)},
     {CLI_REAL, "atol", "X", "and by X", "0", .target = offsetof(verify_args, atol)},
-    {CLI_TEXT, "roles", "ROLE", "compare this role only, like param",
+    {CLI_FLAG, "cast", NULL, "where types differ, round the wider to the other's first",
+        .target = offsetof(verify_args, cast)},
+    {CLI_TEXT, "roles", "ROLE,..", "compare these roles only, like param; unset: all, and extras",
         .target = offsetof(verify_args, roles)},
+    {CLI_TEXT, "rules", "FILE", "how tensors were cut, where a checkpoint does not say",
+        .target = offsetof(verify_args, rules)},
+    {CLI_TEXT, "model", "M", "for names that differ: preset, config.json or its folder",
+        .target = offsetof(verify_args, model)},
+    {CLI_TEXT, "dialect", "NAME|FILE", "names that are not the trainer's; unset: found",
+        .target = offsetof(verify_args, dialect)},
     {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(verify_args, json)},
     {.kind = CLI_END},
 };
@@ -73,10 +81,22 @@ static int compare_two(const cli_command *command, const verify_args *args, cons
     const rs_checkpoint *a, telling *t, rs_compare_report *report)
 {
     rs_checkpoint *b = NULL;
-    rs_compare_options how = {.rtol = args->rtol, .atol = args->atol, .role = args->roles};
-    rs_status status = rs_checkpoint_open(other, NULL, &b);
+    rs_checkpoint_options open = {.rules = args->rules};
+    rs_compare_options how = {
+        .rtol = args->rtol, .atol = args->atol, .role = args->roles, .cast = args->cast};
+    rs_dialect *dialect = NULL;
+    rs_space *space = NULL;
+    rs_status status = rs_checkpoint_open(other, &open, &b);
+    if (status == RS_OK && args->dialect != NULL)
+        status = rs_dialect_load(args->dialect, &dialect);
+    if (status == RS_OK)
+        status = cli_names_space(args->model, NULL, NULL, &space);
+    how.dialect = dialect;
+    how.space = space;
     if (status == RS_OK)
         status = rs_compare(a, b, &how, tell, t, report);
+    rs_space_destroy(space);
+    rs_dialect_destroy(dialect);
     rs_checkpoint_close(b);
     if (status != RS_OK) {
         cli_fail(command, status, NULL);
@@ -100,7 +120,8 @@ static int run(const cli_command *command, int argc, char **argv)
     rs_checkpoint *a = NULL;
     rs_compare_report report = {0};
     telling t = {.list = json_array(), .json = args.json};
-    rs_status status = rs_checkpoint_open(args.path, NULL, &a);
+    rs_checkpoint_options open = {.rules = args.rules};
+    rs_status status = rs_checkpoint_open(args.path, &open, &a);
     if (status != RS_OK) {
         cli_fail(command, status, NULL);
         json_decref(t.list);
@@ -128,7 +149,8 @@ const cli_command cmd_verify = {
     .text = "With one checkpoint: reads all of it, compares every checksum that the format has,\n"
             "replicas with each other, and weights with their master copies, and says what that\n"
             "could prove. With two: compares all tensors and roles, to the bit unless a tolerance\n"
-            "is given, across formats and layouts. Exit code 0: good, or equal; 1: not; 2: could\n"
+            "is given, across formats, layouts and names, then what is beside the tensors. Exit "
+            "code 0: good, or equal; 1: not; 2: could\n"
             "not be compared.",
     .example = "  reshard verify /tmp/job\n"
                "  reshard verify /tmp/job out --roles param",

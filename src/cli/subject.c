@@ -4,8 +4,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "reshard/plan.h"
 
@@ -141,4 +143,23 @@ double cli_now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+rs_status cli_names_space(const char *model, const char *folder, const char *other, rs_space **out)
+{
+    const char *folders[] = {folder, other};
+    rs_model described;
+    for (size_t i = 0; i < 2 && model == NULL; i++) {
+        char path[4096];
+        struct stat info;
+        if (folders[i] == NULL)
+            continue;
+        int length = snprintf(path, sizeof path, "%s/config.json", folders[i]);
+        if (length < (int)sizeof path && stat(path, &info) == 0)
+            model = folders[i];
+    }
+    if (model == NULL)
+        return RS_OK;
+    RS_TRY(rs_model_load(model, &described));
+    return rs_model_space(&described, RS_DTYPE_F32, out);
 }

@@ -56,4 +56,12 @@ const char *cli_dtype_name(rs_dtype dtype);
 /* Seconds of the monotonic clock. */
 double cli_now(void);
 
+/*
+ * The space that names in checkpoints go by: of the model M (a preset, a config.json or its
+ * folder), else of the config.json in one of the folders, else none: `*out` stays NULL. Any may be
+ * NULL.
+ */
+rs_status cli_names_space(
+    const char *model, const char *folder, const char *other, rs_space **out) RS_MUST_CHECK;
+
 #endif

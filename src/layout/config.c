@@ -131,7 +131,8 @@ typedef struct family {
     int64_t window;     /* sliding_window absent (not null): this */
     double theta;       /* rope_theta absent: this, or 10000 where 0 */
     rs_status (*read_experts)(const json_t *root, rs_model *out);
-    bool latent; /* multi-head latent attention */
+    bool latent;                                          /* multi-head latent attention */
+    rs_status (*read)(const json_t *root, rs_model *out); /* all of it; NULL: as the others */
 } family;
 
 /* A list of whole numbers that are 0, 1, ... count - 1 in any order; absent: none. */
@@ -240,6 +241,40 @@ static rs_status read_latent(const json_t *root, rs_model *out)
     return RS_OK;
 }
 
+/* GPT-2 has names of its own for everything. */
+static rs_status read_gpt2(const json_t *root, rs_model *out)
+{
+    bool cross = false;
+    const char *activation = NULL;
+    RS_TRY(read_integer(root, "n_layer", 12, &out->layers));
+    RS_TRY(read_integer(root, "n_embd", 768, &out->hidden));
+    RS_TRY(read_integer(root, "n_head", 12, &out->heads));
+    RS_TRY(read_integer(root, "n_positions", 1024, &out->positions));
+    RS_TRY(read_integer(root, "vocab_size", 50257, &out->vocab));
+    RS_TRY(read_bool(root, "add_cross_attention", &cross));
+    if (cross)
+        return rs_error_set(RS_ERR_UNSUPPORTED, "key \"add_cross_attention\": its tensors are not "
+                                                "known");
+    if (out->hidden % out->heads != 0 || out->hidden > INT64_MAX / 4)
+        return rs_error_set(RS_ERR_MALFORMED,
+            "key \"n_embd\": %" PRId64 " is no multiple of n_head %" PRId64, out->hidden,
+            out->heads);
+    RS_TRY(read_integer(root, "n_inner", 4 * out->hidden, &out->ffn));
+    RS_TRY(read_text(root, "activation_function", "gelu_new", sizeof out->activation, &activation));
+    RS_TRY(read_real(root, "layer_norm_epsilon", 1e-5, &out->norm_eps));
+    snprintf(out->activation, sizeof out->activation, "%s", activation);
+    snprintf(out->rope_type, sizeof out->rope_type, "none");
+    const json_t *tied = value_of(root, "tie_word_embeddings");
+    if (tied != NULL && !json_is_boolean(tied))
+        return wrong_type("tie_word_embeddings", "true or false");
+    out->tied = !json_is_false(tied);
+    out->kv_heads = out->heads;
+    out->head_dim = out->hidden / out->heads;
+    out->qkv_bias = out->out_bias = out->mlp_bias = true;
+    out->layer_norm = out->plain_mlp = true;
+    return RS_OK;
+}
+
 static const family families[] = {
     {.name = "llama",
         .architecture = "LlamaForCausalLM",
@@ -286,6 +321,7 @@ static const family families[] = {
         .kv_heads_default = true,
         .read_experts = read_deepseek,
         .latent = true},
+    {.name = "gpt2", .architecture = "GPT2LMHeadModel", .read = read_gpt2},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -422,6 +458,11 @@ static rs_status read_config(const json_t *root, rs_model *out)
     RS_TRY(find_family(root, &of));
     snprintf(out->name, sizeof out->name, "%s", of->name);
     snprintf(out->family, sizeof out->family, "%s", of->name);
+    if (of->read != NULL) {
+        RS_TRY(of->read(root, out));
+        RS_TRY(read_dtype(root, out));
+        return rs_model_check_numbers(out, RS_ERR_MALFORMED);
+    }
     RS_TRY(read_integer(root, "num_hidden_layers", -1, &out->layers));
     RS_TRY(read_integer(root, "hidden_size", -1, &out->hidden));
     RS_TRY(read_integer(root, "intermediate_size", -1, &out->ffn));

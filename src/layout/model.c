@@ -50,13 +50,6 @@ rs_status rs_model_load(const char *name_or_path, rs_model *out)
     return status;
 }
 
-const char *rs_model_dialect(const rs_model *model)
-{
-    if (strcmp(model->family, "mixtral") == 0)
-        return "hf-mixtral";
-    return strncmp(model->family, "deepseek", 8) == 0 ? "hf-deepseek" : "hf";
-}
-
 /* ---- checks ---- */
 
 typedef struct number {
@@ -122,7 +115,7 @@ rs_status rs_model_check_numbers(const rs_model *model, rs_status status)
         {"query heads", model->heads, 1}, {"key/value heads", model->kv_heads, 1},
         {"head width", model->head_dim, 1}, {"feed-forward size", model->ffn, 1},
         {"vocabulary", model->vocab, 1}, {"experts", model->experts, 0},
-        {"rank of keys and values", model->kv_rank, 0}};
+        {"rank of keys and values", model->kv_rank, 0}, {"positions", model->positions, 0}};
     RS_TRY(check_least(numbers, sizeof numbers / sizeof *numbers, status));
     if (model->heads % model->kv_heads != 0)
         return rs_error_set(status,
@@ -149,6 +142,11 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq)
     if (model->experts > 0)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "model %s: its %" PRId64 " experts are not computed", model->name, model->experts);
+    if (model->layer_norm || model->plain_mlp || model->positions > 0)
+        return rs_error_set(RS_ERR_UNSUPPORTED,
+            "model %s: what GPT-2 has (learnt positions, norms with biases, no gate) is not "
+            "computed; its checkpoints can be read, written and planned",
+            model->name);
     if (strcmp(model->rope_type, "default") != 0)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "model %s: rope_scaling \"%s\" is not computed; only the plain rotary embedding is",

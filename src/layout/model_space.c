@@ -9,6 +9,8 @@
  * Layers that differ are several tensors: the feed-forward matrices of a model with experts stand
  * in the first layers alone, the experts in the others.
  */
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -35,6 +37,7 @@ typedef enum symbol {
     KV_A_ROWS,
     KV_B_ROWS,
     V_ROWS,
+    POSITIONS,
     SYMBOLS
 } symbol;
 
@@ -52,7 +55,10 @@ enum {
     Q_FULL = 1 << 8,  /* queries are one matrix */
     SHARED = 1 << 9,  /* a shared expert */
     SWITCH = 1 << 10, /* and what it counts */
-    BIASED = 1 << 11  /* a bias in the router */
+    BIASED = 1 << 11, /* a bias in the router */
+    NORM_BIAS = 1 << 12,
+    GATED = 1 << 13,     /* a gate in the feed-forward layer */
+    POSITIONED = 1 << 14 /* learnt positions */
 };
 
 /* Which layers have a tensor. */
@@ -75,10 +81,12 @@ typedef struct row {
 /* In the order of the local concatenation: what one product of matrices serves stands together. */
 static const row rows[] = {
     {"embed.weight", {VOCAB, HIDDEN}, ALWAYS, ALL_LAYERS, RS_STAGE_FIRST, true},
+    {"position.weight", {POSITIONS, HIDDEN}, POSITIONED, ALL_LAYERS, RS_STAGE_FIRST, true},
     {"layers.mtp.embed_norm.weight", {LAYERS, HIDDEN}, ALWAYS, FURTHER, 0, false},
     {"layers.mtp.hidden_norm.weight", {LAYERS, HIDDEN}, ALWAYS, FURTHER, 0, false},
     {"layers.mtp.proj.weight", {LAYERS, HIDDEN, TWO_HIDDEN}, ALWAYS, FURTHER, 0, true},
     {"layers.attn_norm.weight", {LAYERS, HIDDEN}, ALWAYS, ALL_LAYERS, 0, false},
+    {"layers.attn_norm.bias", {LAYERS, HIDDEN}, NORM_BIAS, ALL_LAYERS, 0, false},
     {"layers.attn.q_a.weight", {LAYERS, Q_RANK, HIDDEN}, Q_LOW, ALL_LAYERS, 0, true},
     {"layers.attn.q_a_norm.weight", {LAYERS, Q_RANK}, Q_LOW, ALL_LAYERS, 0, false},
     {"layers.attn.q_b.weight", {LAYERS, Q_ROWS, Q_RANK}, Q_LOW, ALL_LAYERS, 0, true},
@@ -96,9 +104,10 @@ static const row rows[] = {
     {"layers.attn.o.weight", {LAYERS, HIDDEN, V_ROWS}, ALWAYS, ALL_LAYERS, 0, true},
     {"layers.attn.o.bias", {LAYERS, HIDDEN}, OUT_BIAS, ALL_LAYERS, 0, false},
     {"layers.mlp_norm.weight", {LAYERS, HIDDEN}, ALWAYS, ALL_LAYERS, 0, false},
-    {"layers.mlp.gate.weight", {LAYERS, FFN, HIDDEN}, ALWAYS, DENSE, 0, true},
+    {"layers.mlp_norm.bias", {LAYERS, HIDDEN}, NORM_BIAS, ALL_LAYERS, 0, false},
+    {"layers.mlp.gate.weight", {LAYERS, FFN, HIDDEN}, GATED, DENSE, 0, true},
     {"layers.mlp.up.weight", {LAYERS, FFN, HIDDEN}, ALWAYS, DENSE, 0, true},
-    {"layers.mlp.gate.bias", {LAYERS, FFN}, MLP_BIAS, DENSE, 0, false},
+    {"layers.mlp.gate.bias", {LAYERS, FFN}, MLP_BIAS | GATED, DENSE, 0, false},
     {"layers.mlp.up.bias", {LAYERS, FFN}, MLP_BIAS, DENSE, 0, false},
     {"layers.mlp.down.weight", {LAYERS, HIDDEN, FFN}, ALWAYS, DENSE, 0, true},
     {"layers.mlp.down.bias", {LAYERS, HIDDEN}, MLP_BIAS, DENSE, 0, false},
@@ -113,6 +122,7 @@ static const row rows[] = {
     {"layers.shared.switch.weight", {LAYERS, ONE, HIDDEN}, SWITCH, SPARSE, 0, true},
     {"layers.mtp.norm.weight", {LAYERS, HIDDEN}, ALWAYS, FURTHER, 0, false},
     {"norm.weight", {HIDDEN}, ALWAYS, ALL_LAYERS, RS_STAGE_LAST, false},
+    {"norm.bias", {HIDDEN}, NORM_BIAS, ALL_LAYERS, RS_STAGE_LAST, false},
     {"head.weight", {VOCAB, HIDDEN}, UNTIED, ALL_LAYERS, RS_STAGE_LAST, true},
 };
 
@@ -126,7 +136,8 @@ static unsigned switches_of(const rs_model *model)
            (model->mlp_bias ? MLP_BIAS : 0u) | (model->qk_norm ? QK_NORM : 0u) |
            (model->tied ? 0u : UNTIED) | (latent ? LATENT : PLAIN) | (low ? Q_LOW : Q_FULL) |
            (shared ? SHARED : 0u) | (shared && model->shared_gate ? SWITCH : 0u) |
-           (model->router_bias ? BIASED : 0u);
+           (model->router_bias ? BIASED : 0u) | (model->layer_norm ? NORM_BIAS : 0u) |
+           (model->plain_mlp ? 0u : GATED) | (model->positions > 0 ? POSITIONED : 0u);
 }
 
 /* The layers that have a row: where they begin, and how many. */
@@ -180,6 +191,7 @@ static rs_tensor tensor_of(const rs_model *model, const row *of, int64_t first, 
         [KV_A_ROWS] = {model->kv_rank + model->rope_dim, RS_AXIS_WHOLE, 0},
         [KV_B_ROWS] = {model->heads * key_value, RS_AXIS_Q_HEAD, key_value},
         [V_ROWS] = {model->heads * value, RS_AXIS_Q_HEAD, value},
+        [POSITIONS] = {model->positions, RS_AXIS_WHOLE, 0},
     };
     rs_tensor tensor = {.name = of->name,
         .stage = of->stage,
@@ -194,7 +206,8 @@ static rs_tensor tensor_of(const rs_model *model, const row *of, int64_t first, 
     if (of->dims[0] == LAYERS)
         tensor.layer_first = first;
     /* What predicts further tokens stands in the last layers, and reads them. */
-    if (tensor.stage == RS_STAGE_FIRST && (model->tied || model->mtp_layers > 0))
+    if (of->dims[0] == VOCAB && tensor.stage == RS_STAGE_FIRST &&
+        (model->tied || model->mtp_layers > 0))
         tensor.stage = RS_STAGE_FIRST_AND_LAST;
     return tensor;
 }
@@ -216,6 +229,24 @@ static rs_status set_router_bias(rs_space *space)
     int bias = rs_space_find_tensor(space, "layers.router.bias");
     for (int role = 0; bias >= 0 && role < rs_space_role_count(space); role++)
         RS_TRY(rs_space_set_dtype(space, bias, role, role == 0 ? RS_DTYPE_F32 : RS_DTYPE_NONE));
+    return RS_OK;
+}
+
+/* What names in checkpoints depend on. */
+static rs_status set_facts(const rs_model *model, rs_space *space)
+{
+    const struct {
+        const char *key;
+        int64_t value;
+    } numbers[] = {{"layers", model->layers}, {"hidden", model->hidden}, {"heads", model->heads},
+        {"kv_heads", model->kv_heads}, {"head_dim", model->head_dim}, {"experts", model->experts}};
+    char text[32];
+    RS_TRY(rs_space_set_fact(space, "family", model->family));
+    RS_TRY(rs_space_set_fact(space, "tied", model->tied ? "true" : "false"));
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        snprintf(text, sizeof text, "%" PRId64, numbers[i].value);
+        RS_TRY(rs_space_set_fact(space, numbers[i].key, text));
+    }
     return RS_OK;
 }
 
@@ -241,6 +272,7 @@ rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out)
         RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, NULL), fail);
     }
     RS_TRY_GOTO(set_router_bias(space), fail);
+    RS_TRY_GOTO(set_facts(model, space), fail);
     *out = space;
     return RS_OK;
 fail:

@@ -234,6 +234,26 @@ static const rs_model presets[] = {
         .q_rank = 96,
         .rope_dim = 16,
         .v_dim = 32},
+    {.name = "gpt2-tiny",
+        .family = "gpt2",
+        .layers = 4,
+        .hidden = 128,
+        .heads = 4,
+        .kv_heads = 4,
+        .head_dim = 32,
+        .ffn = 512,
+        .vocab = 256,
+        .tied = true,
+        .qkv_bias = true,
+        .out_bias = true,
+        .mlp_bias = true,
+        .layer_norm = true,
+        .plain_mlp = true,
+        .positions = 64,
+        .norm_eps = 1e-5,
+        .rope_type = "none",
+        .activation = "gelu_new",
+        .dtype = RS_DTYPE_F32},
 };
 
 #define PRESETS (sizeof presets / sizeof *presets)
@@ -248,6 +268,6 @@ const char *const *rs_model_presets(void)
 {
     static const char *const names[PRESETS + 1] = {"llama-tiny", "llama-20m", "llama3-8b",
         "llama3-70b", "qwen3-32b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b",
-        "deepseek-v3", "mixtral-tiny", "qwen3-moe-tiny", "deepseek-tiny"};
+        "deepseek-v3", "mixtral-tiny", "qwen3-moe-tiny", "deepseek-tiny", "gpt2-tiny"};
     return names;
 }

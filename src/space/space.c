@@ -24,6 +24,11 @@ typedef struct own_dtypes {
     unsigned char of_role[RS_MAX_ROLES];
 } own_dtypes;
 
+typedef struct fact {
+    char *key;
+    char *value;
+} fact;
+
 struct rs_space {
     rs_tensor *tensors;
     size_t tensor_count;
@@ -37,6 +42,9 @@ struct rs_space {
     int64_t elements;
     int64_t layers;
     int64_t experts;
+    fact *facts;
+    size_t fact_count;
+    size_t fact_capacity;
 };
 
 rs_status rs_space_create(rs_space **out)
@@ -59,8 +67,66 @@ void rs_space_destroy(rs_space *space)
     free(space->tensors);
     free(space->by_name);
     free(space->own);
+    for (size_t i = 0; i < space->fact_count; i++) {
+        free(space->facts[i].key);
+        free(space->facts[i].value);
+    }
+    free(space->facts);
     free(space);
 }
+
+/* ---- facts ---- */
+
+static fact *find_fact(const rs_space *space, const char *key)
+{
+    for (size_t i = 0; i < space->fact_count; i++)
+        if (strcmp(space->facts[i].key, key) == 0)
+            return &space->facts[i];
+    return NULL;
+}
+
+rs_status rs_space_set_fact(rs_space *space, const char *key, const char *value)
+{
+    fact *known = find_fact(space, key);
+    char *copy = rs_strdup(value);
+    if (copy == NULL)
+        return rs_error_memory(strlen(value) + 1);
+    if (known != NULL) {
+        free(known->value);
+        known->value = copy;
+        return RS_OK;
+    }
+    char *name = rs_strdup(key);
+    rs_status status = name != NULL
+                           ? rs_array_reserve((void **)&space->facts, &space->fact_capacity,
+                                 space->fact_count + 1, sizeof *space->facts)
+                           : rs_error_memory(strlen(key) + 1);
+    if (status != RS_OK) {
+        free(name);
+        free(copy);
+        return status;
+    }
+    space->facts[space->fact_count++] = (fact){name, copy};
+    return RS_OK;
+}
+
+const char *rs_space_fact(const rs_space *space, const char *key)
+{
+    const fact *known = find_fact(space, key);
+    return known != NULL ? known->value : NULL;
+}
+
+int rs_space_fact_count(const rs_space *space)
+{
+    return (int)space->fact_count;
+}
+
+const char *rs_space_fact_key(const rs_space *space, int of)
+{
+    return space->facts[of].key;
+}
+
+/* ---- roles and tensors ---- */
 
 rs_status rs_space_add_role(rs_space *space, const rs_role *role, int *id)
 {

@@ -68,6 +68,7 @@ static void test_presets(void **state)
         {"mixtral-tiny", 9578752, 13},
         {"qwen3-moe-tiny", 7031296, 14},
         {"deepseek-tiny", 8397152, 27},
+        {"gpt2-tiny", 834304, 20},
     };
     const char *const *names = rs_model_presets();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -87,7 +88,7 @@ static void test_presets(void **state)
         assert_int_equal(rs_space_bytes(space, -1), 14 * rows[i].elements - 10 * biases);
         assert_int_equal(rs_space_layer_count(space), model.layers + model.mtp_layers);
         assert_int_equal(rs_space_expert_count(space), model.experts);
-        bool trainable = model.experts == 0 && model.kv_rank == 0;
+        bool trainable = model.experts == 0 && model.kv_rank == 0 && model.positions == 0;
         assert_int_equal(
             rs_model_check_trainable(&model, 1 << 20), trainable ? RS_OK : RS_ERR_UNSUPPORTED);
         rs_space_destroy(space);
@@ -351,6 +352,41 @@ static void test_families(void **state)
     assert_int_equal(m.dtype, RS_DTYPE_F16);
 }
 
+/* GPT-2 as published: 124,439,808 parameters, all keys left out but the type. */
+static void test_gpt2(void **state)
+{
+    (void)state;
+    rs_model m;
+    rs_space *space;
+    assert_int_equal(load_text("{\"model_type\":\"gpt2\"}", &m), RS_OK);
+    assert_true(m.layers == 12 && m.hidden == 768 && m.heads == 12 && m.head_dim == 64);
+    assert_true(m.positions == 1024 && m.ffn == 3072 && m.tied && m.plain_mlp && m.layer_norm);
+    assert_int_equal(rs_model_space(&m, RS_DTYPE_F32, &space), RS_OK);
+    assert_int_equal(rs_space_elements(space), 124439808);
+    assert_int_equal(rs_space_find_tensor(space, "layers.mlp.gate.weight"), -1);
+    const rs_tensor *position =
+        rs_space_tensor(space, rs_space_find_tensor(space, "position.weight"));
+    assert_true(position->shape[0] == 1024 && position->stage == RS_STAGE_FIRST);
+    const rs_tensor *embed = rs_space_tensor(space, rs_space_find_tensor(space, "embed.weight"));
+    assert_true(embed->stage == RS_STAGE_FIRST_AND_LAST);
+    assert_string_equal(rs_space_fact(space, "family"), "gpt2");
+    assert_string_equal(rs_space_fact(space, "kv_heads"), "12");
+    assert_null(rs_space_fact(space, "mood"));
+    rs_space_destroy(space);
+    assert_int_equal(rs_model_check_trainable(&m, 16), RS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(rs_error_message(), "learnt positions"));
+    assert_int_equal(load_text("{\"model_type\":\"gpt2\",\"n_embd\":12,\"n_head\":3,\"n_layer\":2,"
+                               "\"n_positions\":7,\"vocab_size\":11,\"n_inner\":20,"
+                               "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\"}",
+                         &m),
+        RS_OK);
+    assert_true(m.ffn == 20 && !m.tied && m.dtype == RS_DTYPE_BF16 && m.head_dim == 4);
+    assert_int_equal(
+        load_text("{\"model_type\":\"gpt2\",\"n_embd\":12,\"n_head\":5}", &m), RS_ERR_MALFORMED);
+    assert_int_equal(load_text("{\"model_type\":\"gpt2\",\"add_cross_attention\":true}", &m),
+        RS_ERR_UNSUPPORTED);
+}
+
 static void test_expert_families(void **state)
 {
     (void)state;
@@ -365,7 +401,6 @@ static void test_expert_families(void **state)
     assert_true(m.experts == 8 && m.experts_per_token == 2 && m.expert_ffn == 100);
     assert_true(m.norm_topk && m.shared_ffn == 0 && m.dense_first == 0 && m.aux_loss == 0.001);
     assert_true(m.rope_theta == 1000000 && m.sliding_window == 0 && !m.qk_norm);
-    assert_string_equal(rs_model_dialect(&m), "hf-mixtral");
     assert_int_equal(rs_model_check_trainable(&m, 16), RS_ERR_UNSUPPORTED);
     assert_non_null(strstr(rs_error_message(), "8 experts"));
 #define QWEN "\"num_experts\":60,\"num_experts_per_tok\":4,\"moe_intermediate_size\":44," SIZES REST
@@ -377,7 +412,6 @@ static void test_expert_families(void **state)
     assert_true(m.experts == 60 && m.expert_ffn == 44 && m.shared_ffn == 90 && m.shared_gate);
     assert_true(m.norm_topk && m.qkv_bias && !m.out_bias && m.dense_first == 2);
     assert_true(m.aux_loss == 0 && m.rope_theta == 10000);
-    assert_string_equal(rs_model_dialect(&m), "hf");
     assert_int_equal(load_text("{\"model_type\":\"qwen2_moe\",\"qkv_bias\":false,"
                                "\"shared_expert_intermediate_size\":90," QWEN "}",
                          &m),
@@ -402,7 +436,6 @@ static void test_expert_families(void **state)
     assert_true(m.kv_rank == 12 && m.q_rank == 24 && m.head_dim == 10 && m.rope_dim == 4);
     assert_true(m.v_dim == 5 && m.kv_heads == 8 && m.shared_ffn == 88 && !m.shared_gate);
     assert_true(m.dense_first == 1 && m.mtp_layers == 1 && m.router_bias && m.norm_topk);
-    assert_string_equal(rs_model_dialect(&m), "hf-deepseek");
     assert_int_equal(rs_model_check_trainable(&m, 16), RS_ERR_UNSUPPORTED);
     assert_non_null(strstr(rs_error_message(), "latent attention"));
     /* The second generation: queries may be one matrix, experts are chosen without a bias. */
@@ -507,8 +540,8 @@ static void test_bad_files(void **state)
         {"{\"model_type\":\"llama\",", RS_ERR_MALFORMED, "line 1"},
         {"[1]", RS_ERR_MALFORMED, "no object"},
         {"{" SIZES REST "}", RS_ERR_MALFORMED, "\"model_type\" is missing"},
-        {"{\"model_type\":\"gpt2\"," SIZES REST "}", RS_ERR_UNSUPPORTED,
-            "\"gpt2\" is not one of llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, "
+        {"{\"model_type\":\"bloom\"," SIZES REST "}", RS_ERR_UNSUPPORTED,
+            "\"bloom\" is not one of llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, "
             "deepseek_v2, deepseek_v3"},
         {"{\"model_type\":7}", RS_ERR_MALFORMED, "\"model_type\""},
         {"{\"model_type\":\"llama\",\"model_type\":\"llama\"}", RS_ERR_MALFORMED, "duplicate"},
@@ -603,6 +636,7 @@ int main(void)
         cmocka_unit_test(test_space_refusals),
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_expert_families),
+        cmocka_unit_test(test_gpt2),
         cmocka_unit_test(test_bad_experts),
         cmocka_unit_test(test_arithmetic_that_is_kept),
         cmocka_unit_test(test_bad_files),
