@@ -258,11 +258,15 @@ out:
 
 /* ---- what is no tensor ---- */
 
-/* What belongs to the writer; a native checkpoint keeps it apart from its own. */
+/* What belongs to the writer: a native checkpoint has its own members around it, also where it was
+ * converted to another format. */
 static const json_t *extras_of(const rs_catalog *catalog)
 {
-    return strcmp(catalog->format, "native") == 0 ? json_object_get(catalog->extras, "extras")
-                                                  : catalog->extras;
+    const json_t *extras = catalog->extras;
+    while (json_is_object(json_object_get(extras, "extras")) &&
+           json_is_object(json_object_get(extras, "sums")))
+        extras = json_object_get(extras, "extras");
+    return extras;
 }
 
 static void tell_extra(comparing *c, const char *key, const json_t *a, const json_t *b)
