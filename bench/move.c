@@ -8,9 +8,9 @@
  * Each move is checked by its certificate, and its bytes against the minimum.
  */
 #include <mpi.h>
-#include <unistd.h>
 
 #include "bench.h"
+#include "ranks.h"
 #include "reshard/layout.h"
 #include "reshard/model.h"
 #include "reshard/move_mpi.h"
@@ -36,28 +36,6 @@ static rs_keeper *keeper;
 static rs_space *space;
 static char *buffer[2];
 static size_t buffer_bytes = (size_t)256 << 20;
-
-static void need(rs_status status, const char *what)
-{
-    if (status == RS_OK)
-        return;
-    fprintf(
-        stderr, "rank %d: %s: %s: %s\n", rank, what, rs_status_name(status), rs_error_message());
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
-/* A barrier that leaves the processors to those who are still busy. */
-static void meet(void)
-{
-    MPI_Request request;
-    int done = 0;
-    MPI_Ibarrier(MPI_COMM_WORLD, &request);
-    while (!done) {
-        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-        if (!done)
-            usleep(100);
-    }
-}
 
 /* Processor seconds of this process. */
 static double processor_now(void)

@@ -11,9 +11,9 @@
  * bytes).
  */
 #include <mpi.h>
-#include <unistd.h>
 
 #include "bench.h"
+#include "ranks.h"
 #include "reshard/move_mpi.h"
 #include "reshard/placement.h"
 
@@ -24,28 +24,6 @@ static int rank;
 static rs_keeper *keeper;
 static rs_space *space;
 static int64_t n = 16384;
-
-static void need(rs_status status, const char *what)
-{
-    if (status == RS_OK)
-        return;
-    fprintf(
-        stderr, "rank %d: %s: %s: %s\n", rank, what, rs_status_name(status), rs_error_message());
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
-/* A barrier that leaves the processors to those who are still busy. */
-static void meet(void)
-{
-    MPI_Request request;
-    int done = 0;
-    MPI_Ibarrier(MPI_COMM_WORLD, &request);
-    while (!done) {
-        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-        if (!done)
-            usleep(100);
-    }
-}
 
 static double slowest(double seconds)
 {

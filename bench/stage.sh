@@ -2,6 +2,7 @@
 # The trainer's arithmetic (bench/stage.c) against PyTorch (bench/trainer_torch.py), one thread each,
 # by turns; a figure is the median of the rounds' ratios.
 set -euo pipefail
+. bench/lib/median.sh
 build=${BUILD:-build/release}
 rounds=${ROUNDS:-3}
 export OMP_NUM_THREADS=1
@@ -30,9 +31,6 @@ for ((round = 0; round < rounds; round++)); do
     by_clock+=$(awk "BEGIN { printf \"%.3f\", $our_clock / $their_clock }")$'\n'
     by_processor+=$(awk "BEGIN { printf \"%.3f\", $our_processor / $their_processor }")$'\n'
 done
-median() {
-    printf '%s' "$1" | sort -n | sed -n "$(((rounds + 1) / 2))p"
-}
 clock=$(median "$by_clock")
 processor=$(median "$by_processor")
 echo "figure: stage tokens/s by PyTorch's, one thread $clock (wanted: >= 1.0)"

@@ -3,6 +3,7 @@
 # arithmetic without the job around it (bench/stage.c), one rank and one thread each, by turns; figures
 # are medians of the rounds' ratios. Then what preparing a switch costs the steps that go on meanwhile.
 set -euo pipefail
+. bench/lib/median.sh
 build=${BUILD:-build/release}
 rounds=${ROUNDS:-3}
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
@@ -38,9 +39,6 @@ for ((round = 0; round < rounds; round++)); do
         by_processor+=$(awk "BEGIN { printf \"%.3f\", $our_processor / $their_processor }")$'\n'
     fi
 done
-median() {
-    printf '%s' "$1" | sort -n | sed -n "$(((rounds + 1) / 2))p"
-}
 stage=$(median "$by_stage")
 share=$(median "$sums")
 echo "figure: trainer's processor time by that of its arithmetic alone $stage (wanted: <= 1.03)"
