@@ -28,7 +28,7 @@ USERS = {"train": ["base"], "cli": ["base", "train"]}
 
 # The layer that each public header belongs to.
 HEADER_LAYER = {
-    "status.h": "base", "dtype.h": "base", "version.h": "base",
+    "status.h": "base", "dtype.h": "base", "version.h": "base", "group.h": "base",
     "box.h": "space", "space.h": "space", "placement.h": "space", "memory.h": "space",
     "layout.h": "layout", "model.h": "layout",
     "dialect.h": "dialect",

@@ -1,5 +1,5 @@
 /*
- * Converting checkpoints from one format to another, and comparing them. All functions are local.
+ * Converting checkpoints from one format to another, and comparing them.
  */
 #ifndef RESHARD_CONVERT_H
 #define RESHARD_CONVERT_H
@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "reshard/checkpoint.h"
+#include "reshard/group.h"
 #include "reshard/status.h"
 
 #ifdef __cplusplus
@@ -18,8 +19,9 @@ extern "C" {
 typedef struct rs_convert_options {
     const char *to;         /* "safetensors": a Hugging Face folder of weights; "native": a folder;
                                "torch": one file of torch.save */
-    int64_t shard_bytes;    /* of a safetensors file at most, a tensor more; 0: 5,000,000,000 */
+    int64_t shard_bytes;    /* of a file's tensors at most, one tensor more; 0: 5,000,000,000 */
     int64_t memory;         /* for buffers; 0: 256 MiB */
+    int threads;            /* 0: as many as pay */
     bool weights_only;      /* weights alone will do, where the format takes the whole state */
     bool master_from_param; /* make masters of float32 from params that have none */
     const char *dtype; /* "T" (of params) or "ROLE=T", several with commas; NULL: as they are */
@@ -31,12 +33,15 @@ typedef struct rs_convert_options {
                         NULL: none */
     bool force;      /* replace what is at the target */
     bool dry_run;    /* only say what would be written */
+    const rs_group *group; /* processes that convert together; NULL: this one alone */
     void (*progress)(void *context, int64_t done, int64_t all); /* bytes; may be NULL */
-    void *context;
+    bool (*cancelled)(void *context); /* asked before each write: true ends it; may be NULL */
+    void *context; /* of both, which are called from any thread, `progress` one at a time */
 } rs_convert_options;
 
 typedef struct rs_convert_report {
-    int64_t bytes; /* of tensors */
+    int64_t bytes;      /* of tensors */
+    int64_t bytes_read; /* from the files of the source, by all processes, since it was opened */
     int64_t tensors;
     int64_t skipped; /* entries that the format does not take */
     int files;
@@ -46,11 +51,18 @@ typedef struct rs_convert_report {
 } rs_convert_report;
 
 /*
- * Writes what is in `source` to `target`, a folder or a file. It is written beside it and renamed
- * when it is complete and synced: interrupted, there is nothing at `target`, or what was there.
- * RS_ERR_EXISTS: it is there already and not `force`. RS_ERR_UNSUPPORTED: the source has no
- * optimizer state and not `weights_only`, or something that the format cannot hold. `report` may be
+ * Writes what is in `source` to `target`, a folder or a file. It is written beside it, in
+ * `target`.tmp-reshard, and renamed when it is complete and synced: interrupted, there is nothing
+ * at `target`, or what was there, which `force` lets it change places with in one step. (Where the
+ * file system cannot do that, the old one is renamed to `target`.old-reshard first; killed between
+ * the two, the next conversion to `target` puts it back.) RS_ERR_EXISTS: it is there already and
+ * not `force`. RS_ERR_UNSUPPORTED: the source has no optimizer state and not `weights_only`, or
+ * something that the format cannot hold. RS_ERR_CANCELLED: `cancelled` said so. `report` may be
  * NULL.
+ *
+ * Collective over the group: each process has opened the same source and gives the same options;
+ * the files are divided over them, and are the same, to the byte, for any number. All return the
+ * same status.
  */
 rs_status rs_convert(const rs_checkpoint *source, const char *target,
     const rs_convert_options *options, rs_convert_report *report) RS_MUST_CHECK;

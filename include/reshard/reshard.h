@@ -17,6 +17,7 @@
 #include "reshard/convert.h"
 #include "reshard/dialect.h"
 #include "reshard/dtype.h"
+#include "reshard/group.h"
 #include "reshard/layout.h"
 #include "reshard/memory.h"
 #include "reshard/model.h"

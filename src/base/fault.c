@@ -1,6 +1,7 @@
 /* Fault points: per point, an atomic count of visits since it was armed. */
 #include "base/fault.h"
 
+#include <signal.h>
 #include <stdatomic.h>
 
 typedef struct fault_point {
@@ -25,6 +26,13 @@ bool rs_fault_hit(rs_fault point)
         return false;
     long visit = atomic_fetch_add(&points[point].visits, 1) + 1;
     return visit >= first && visit <= atomic_load(&points[point].last);
+}
+
+bool rs_fault_strikes(rs_fault point)
+{
+    if (rs_fault_hit(RS_FAULT_DIE))
+        raise(SIGKILL);
+    return rs_fault_hit(point);
 }
 
 bool rs_fault_pending(rs_fault point)

@@ -15,6 +15,7 @@ typedef enum rs_fault {
     RS_FAULT_WRITE,       /* bytes of a file being saved cannot be written */
     RS_FAULT_SYNC,        /* a file or folder cannot be synced */
     RS_FAULT_RENAME,      /* a file or folder cannot be renamed */
+    RS_FAULT_EXCHANGE,    /* two names cannot be exchanged in one step */
     RS_FAULT_DIE,         /* the process is killed before one of these three */
     RS_FAULTS
 } rs_fault;
@@ -28,5 +29,8 @@ bool rs_fault_pending(rs_fault point);
 
 /* Called where it can go wrong: true if it is to. */
 bool rs_fault_hit(rs_fault point);
+
+/* The same before a write, sync or rename, where the process can also be killed. */
+bool rs_fault_strikes(rs_fault point);
 
 #endif

@@ -167,6 +167,26 @@ rs_piece rs_catalog_piece_at(const rs_catalog *catalog, size_t index);
 rs_status rs_catalog_read(
     const rs_catalog *catalog, int id, int copy, const rs_box *box, void *out) RS_MUST_CHECK;
 
+/* The memory that reading needs beside the caller's buffer, kept from call to call; for one thread.
+ * Starts as {0}, or with the most that a gathering and a block of rounding may take. */
+#define RS_SCRATCH_BLOCKS 3
+
+typedef struct rs_scratch {
+    int64_t span;  /* bytes; 0: 4 MiB */
+    int64_t block; /* bytes; 0: 1 MiB */
+    unsigned char *gather;
+    unsigned char *blocks[RS_SCRATCH_BLOCKS]; /* of a cast, of what it rounds, of what that means */
+    double *sums;
+    int depth;
+} rs_scratch;
+
+void rs_scratch_fini(rs_scratch *scratch);
+
+/* rs_catalog_read with the caller's scratch, and the elements as `dtype`: that of the entry, or
+ * another float where the entry's is one. */
+rs_status rs_catalog_read_as(const rs_catalog *catalog, rs_scratch *scratch, int id, int copy,
+    rs_dtype dtype, const rs_box *box, void *out) RS_MUST_CHECK;
+
 rs_status rs_catalog_hash(
     const rs_catalog *catalog, int id, char hex[RS_CHECKPOINT_HASH]) RS_MUST_CHECK;
 

@@ -8,9 +8,10 @@
  *
  * Invariants:
  * 1. Every element of the wanted box is written exactly once (the catalog is complete).
- * 2. Memory beside the caller's buffer is at most SPAN_MOST for gathering and CHUNK elements on
- *    either side for rounding, whatever the size of a tensor.
- * 3. Bytes of gaps are read only up to the number of the wanted ones.
+ * 2. Memory beside the caller's buffer is the scratch's: a span for gathering and a few blocks for
+ *    rounding, whatever the size of a tensor.
+ * 3. Bytes of gaps are read only between runs of less than a page or two, and only up to the number
+ *    of the wanted ones: a disk would give them anyway.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,16 +28,17 @@
 #include "ckpt/cast.h"
 #include "ckpt/catalog.h"
 
-#define SPAN_MOST ((int64_t)4 << 20)
-#define RUN_LONG ((int64_t)64 << 10)
+#define SPAN ((int64_t)4 << 20)
+#define BLOCK ((int64_t)1 << 20) /* bytes, of rounding */
+#define RUN_LONG ((int64_t)8 << 10)
 #define CHUNK ((int64_t)1 << 20) /* elements */
 
 /* A strided copy from a file (or the catalog's own bytes) to memory. */
 typedef struct gather {
     const rs_catalog *catalog;
+    rs_scratch *scratch;
     int file;
-    int64_t element;        /* bytes */
-    unsigned char *scratch; /* SPAN_MOST bytes, made when needed */
+    int64_t element; /* bytes */
 } gather;
 
 typedef struct region {
@@ -91,9 +93,19 @@ static rs_status fetch(const gather *g, int64_t offset, void *to, int64_t bytes)
     return RS_OK;
 }
 
-static rs_status copy_region(gather *g, const region *r, int64_t offset, unsigned char *to)
+static int64_t span_of(const rs_scratch *scratch)
 {
-    int64_t wanted = g->element, span = g->element;
+    return scratch->span > 0 ? scratch->span : SPAN;
+}
+
+static int64_t block_of(const rs_scratch *scratch)
+{
+    return scratch->block > 0 ? scratch->block : BLOCK;
+}
+
+static rs_status copy_region(const gather *g, const region *r, int64_t offset, unsigned char *to)
+{
+    int64_t wanted = g->element, span = g->element, most = span_of(g->scratch);
     int widest = 0;
     for (int d = 0; d < r->ndim; d++) {
         wanted *= r->extent[d];
@@ -107,17 +119,18 @@ static rs_status copy_region(gather *g, const region *r, int64_t offset, unsigne
         return fetch(g, offset, to, wanted);
     bool run_is_long = r->from[r->ndim - 1] == g->element && r->to[r->ndim - 1] == g->element &&
                        r->extent[r->ndim - 1] * g->element >= RUN_LONG;
-    if (!run_is_long && span <= SPAN_MOST && span <= (r->ndim == 1 ? 16 : 2) * wanted) {
-        if (g->scratch == NULL && (g->scratch = rs_calloc((size_t)SPAN_MOST, 1)) == NULL)
-            return rs_error_memory((size_t)SPAN_MOST);
-        RS_TRY(fetch(g, offset, g->scratch, span));
-        scatter(r, 0, g->element, g->scratch, to);
+    if (!run_is_long && span <= most && span <= (r->ndim == 1 ? 16 : 2) * wanted) {
+        unsigned char **room = &g->scratch->gather;
+        if (*room == NULL && (*room = rs_calloc((size_t)most, 1)) == NULL)
+            return rs_error_memory((size_t)most);
+        RS_TRY(fetch(g, offset, *room, span));
+        scatter(r, 0, g->element, *room, to);
         return RS_OK;
     }
     /* Cut along the dimension that reaches farthest in the file: the last one in halves while its
      * elements lie close, any other index by index. */
     region part = *r;
-    if (r->ndim == 1 && span > SPAN_MOST && span <= 16 * wanted) {
+    if (r->ndim == 1 && span > most && span <= 16 * wanted) {
         int64_t half = r->extent[widest] / 2;
         part.extent[widest] = half;
         RS_TRY(copy_region(g, &part, offset, to));
@@ -172,10 +185,11 @@ static void apply_flags(const region *r, int dim, rs_dtype dtype, unsigned flags
 }
 
 /* Reads `box` of one copy from its pieces, packed. */
-static rs_status read_pieces(const rs_catalog *catalog, const rs_catalog_entry *entry, int copy,
-    const rs_box *box, unsigned char *out)
+static rs_status read_pieces(const rs_catalog *catalog, rs_scratch *scratch,
+    const rs_catalog_entry *entry, int copy, const rs_box *box, unsigned char *out)
 {
-    gather g = {.catalog = catalog, .element = (int64_t)rs_dtype_size(entry->is.dtype)};
+    gather g = {
+        .catalog = catalog, .scratch = scratch, .element = (int64_t)rs_dtype_size(entry->is.dtype)};
     int64_t packed[RS_MAX_DIMS], step = g.element;
     rs_status status = RS_OK;
     for (int d = box->ndim - 1; d >= 0; d--) {
@@ -205,23 +219,22 @@ static rs_status read_pieces(const rs_catalog *catalog, const rs_catalog_entry *
         if (status == RS_OK && piece.flags != 0)
             apply_flags(&simple, 0, entry->is.dtype, piece.flags, out + at);
     }
-    free(g.scratch);
     return status;
 }
 
-static rs_status read_plain(
-    const rs_catalog *catalog, int id, int copy, const rs_box *box, unsigned char *out);
+static rs_status read_plain(const rs_catalog *catalog, rs_scratch *scratch, int id, int copy,
+    const rs_box *box, unsigned char *out);
 
-/* Calls for the parts of `box` in row-major order, each at most CHUNK elements; the packed bytes of
- * the parts behind each other are the packed bytes of the box. */
+/* Calls for the parts of `box` in row-major order, each at most `most` elements; the packed bytes
+ * of the parts behind each other are the packed bytes of the box. */
 typedef rs_status (*part_function)(void *context, const rs_box *part, int64_t first);
 
-static rs_status for_parts(const rs_box *box, part_function function, void *context)
+static rs_status for_parts(const rs_box *box, int64_t most, part_function function, void *context)
 {
     int64_t volume = rs_box_volume(box);
-    for (int64_t at = 0; at < volume; at += CHUNK) {
+    for (int64_t at = 0; at < volume; at += most) {
         rs_box parts[2 * RS_MAX_DIMS];
-        int count = rs_box_linear_range(box, at, rs_min64(at + CHUNK, volume), parts);
+        int count = rs_box_linear_range(box, at, rs_min64(at + most, volume), parts);
         int64_t first = at;
         for (int i = 0; i < count; i++) {
             RS_TRY(function(context, &parts[i], first));
@@ -233,20 +246,21 @@ static rs_status for_parts(const rs_box *box, part_function function, void *cont
 
 typedef struct derive {
     const rs_catalog *catalog;
+    rs_scratch *scratch;
     int id;
+    rs_dtype to;
     unsigned char *out;
-    unsigned char *buffer; /* CHUNK elements of the source */
-    double *sums;
+    unsigned char *block; /* of the source */
 } derive;
 
-static rs_status round_part(void *context, const rs_box *part, int64_t first)
+/* From the entry `id` itself. */
+static rs_status cast_part(void *context, const rs_box *part, int64_t first)
 {
     derive *d = context;
-    const rs_catalog_entry *entry = rs_catalog_get(d->catalog, d->id);
-    rs_dtype to = entry->is.dtype;
-    rs_dtype from = rs_catalog_get(d->catalog, entry->source)->is.dtype;
-    RS_TRY(rs_catalog_read(d->catalog, entry->source, -1, part, d->buffer));
-    rs_cast(from, d->buffer, to, d->out + (size_t)first * rs_dtype_size(to), rs_box_volume(part));
+    rs_dtype from = rs_catalog_get(d->catalog, d->id)->is.dtype;
+    RS_TRY(read_plain(d->catalog, d->scratch, d->id, -1, part, d->block));
+    rs_cast(
+        from, d->block, d->to, d->out + (size_t)first * rs_dtype_size(d->to), rs_box_volume(part));
     return RS_OK;
 }
 
@@ -255,60 +269,93 @@ static rs_status average_part(void *context, const rs_box *part, int64_t first)
     derive *d = context;
     const rs_catalog_entry *entry = rs_catalog_get(d->catalog, d->id);
     rs_dtype dtype = entry->is.dtype;
+    double *sums = d->scratch->sums;
     int64_t count = rs_box_volume(part);
-    memset(d->sums, 0, sizeof *d->sums * (size_t)count);
+    memset(sums, 0, sizeof *sums * (size_t)count);
     for (int copy = 0; copy < entry->is.copies; copy++) {
-        RS_TRY(read_pieces(d->catalog, entry, copy, part, d->buffer));
+        RS_TRY(read_pieces(d->catalog, d->scratch, entry, copy, part, d->block));
         for (int64_t i = 0; i < count; i++)
-            d->sums[i] += rs_cast_element(dtype, d->buffer, i);
+            sums[i] += rs_cast_element(dtype, d->block, i);
     }
     for (int64_t i = 0; i < count; i++)
-        d->sums[i] /= entry->is.copies;
-    rs_cast(RS_DTYPE_F64, d->sums, dtype, d->out + (size_t)first * rs_dtype_size(dtype), count);
+        sums[i] /= entry->is.copies;
+    rs_cast(RS_DTYPE_F64, sums, dtype, d->out + (size_t)first * rs_dtype_size(dtype), count);
     return RS_OK;
 }
 
-static rs_status read_derived(
-    const rs_catalog *catalog, int id, const rs_box *box, unsigned char *out)
+/* Reads in blocks, each made of a block of a source: entry `id` as `dtype`, or the mean of its
+ * copies. */
+static rs_status read_blocks(const rs_catalog *catalog, rs_scratch *scratch, int id, bool average,
+    rs_dtype dtype, const rs_box *box, unsigned char *out)
 {
-    const rs_catalog_entry *entry = rs_catalog_get(catalog, id);
-    bool average = entry->how == RS_ENTRY_AVERAGE;
-    rs_dtype from = average ? entry->is.dtype : rs_catalog_get(catalog, entry->source)->is.dtype;
-    size_t count = (size_t)rs_min64(rs_box_volume(box), CHUNK);
-    derive d = {.catalog = catalog, .id = id, .out = out};
-    rs_status status = RS_OK;
-    d.buffer = rs_calloc(count, rs_dtype_size(from));
-    d.sums = average ? rs_calloc(count, sizeof *d.sums) : NULL;
-    if (d.buffer == NULL || (average && d.sums == NULL))
-        status = rs_error_memory(count * sizeof *d.sums);
-    else
-        status = for_parts(box, average ? average_part : round_part, &d);
-    free(d.buffer);
-    free(d.sums);
+    int64_t bytes = block_of(scratch);
+    size_t widest = average ? sizeof(double) : rs_dtype_size(rs_catalog_get(catalog, id)->is.dtype);
+    int level = scratch->depth < RS_SCRATCH_BLOCKS ? scratch->depth : RS_SCRATCH_BLOCKS - 1;
+    unsigned char **block = &scratch->blocks[level];
+    if (*block == NULL)
+        *block = rs_calloc((size_t)bytes, 1);
+    if (average && scratch->sums == NULL)
+        scratch->sums = rs_calloc((size_t)bytes, 1);
+    if (*block == NULL || (average && scratch->sums == NULL))
+        return rs_error_memory((size_t)bytes);
+    derive d = {
+        .catalog = catalog, .scratch = scratch, .id = id, .to = dtype, .out = out, .block = *block};
+    scratch->depth = level + 1;
+    rs_status status =
+        for_parts(box, bytes / (int64_t)widest, average ? average_part : cast_part, &d);
+    scratch->depth = level;
     return status;
 }
 
-static rs_status read_plain(
-    const rs_catalog *catalog, int id, int copy, const rs_box *box, unsigned char *out)
+static rs_status read_plain(const rs_catalog *catalog, rs_scratch *scratch, int id, int copy,
+    const rs_box *box, unsigned char *out)
 {
     const rs_catalog_entry *entry = rs_catalog_get(catalog, id);
     while (entry->how == RS_ENTRY_ALIAS) {
         id = entry->source;
         entry = rs_catalog_get(catalog, id);
     }
-    if (entry->how == RS_ENTRY_ROUNDED || (entry->how == RS_ENTRY_AVERAGE && copy < 0))
-        return read_derived(catalog, id, box, out);
-    return read_pieces(catalog, entry, copy < 0 ? 0 : copy, box, out);
+    if (entry->how == RS_ENTRY_ROUNDED)
+        return read_blocks(catalog, scratch, entry->source, false, entry->is.dtype, box, out);
+    if (entry->how == RS_ENTRY_AVERAGE && copy < 0)
+        return read_blocks(catalog, scratch, id, true, entry->is.dtype, box, out);
+    return read_pieces(catalog, scratch, entry, copy < 0 ? 0 : copy, box, out);
 }
 
-rs_status rs_catalog_read(const rs_catalog *catalog, int id, int copy, const rs_box *box, void *out)
+rs_status rs_catalog_read_as(const rs_catalog *catalog, rs_scratch *scratch, int id, int copy,
+    rs_dtype dtype, const rs_box *box, void *out)
 {
     if (rs_box_is_empty(box))
         return RS_OK;
     const rs_checkpoint_entry *entry = &rs_catalog_get(catalog, id)->is;
-    rs_status status = read_plain(catalog, id, copy, box, out);
+    rs_status status;
+    if (dtype == entry->dtype)
+        status = read_plain(catalog, scratch, id, copy, box, out);
+    else if (rs_cast_is_float(dtype) && rs_cast_is_float(entry->dtype) && copy < 0)
+        status = read_blocks(catalog, scratch, id, false, dtype, box, out);
+    else
+        status = rs_error_set(RS_ERR_UNSUPPORTED, "%s cannot become %s",
+            rs_dtype_name(entry->dtype), rs_dtype_name(dtype));
     return status == RS_OK ? RS_OK
                            : rs_error_context(status, "%s of \"%s\"", entry->role, entry->name);
+}
+
+rs_status rs_catalog_read(const rs_catalog *catalog, int id, int copy, const rs_box *box, void *out)
+{
+    rs_scratch scratch = {0};
+    rs_status status = rs_catalog_read_as(
+        catalog, &scratch, id, copy, rs_catalog_get(catalog, id)->is.dtype, box, out);
+    rs_scratch_fini(&scratch);
+    return status;
+}
+
+void rs_scratch_fini(rs_scratch *scratch)
+{
+    free(scratch->gather);
+    free(scratch->sums);
+    for (int i = 0; i < RS_SCRATCH_BLOCKS; i++)
+        free(scratch->blocks[i]);
+    memset(scratch, 0, sizeof *scratch);
 }
 
 typedef struct hashing {
@@ -344,7 +391,7 @@ rs_status rs_catalog_hash(const rs_catalog *catalog, int id, char hex[RS_CHECKPO
         EVP_DigestInit_ex(h.digest, EVP_sha256(), NULL) != 1)
         RS_TRY_GOTO(rs_error_memory(count * rs_dtype_size(entry->dtype)), out);
     if (count > 0)
-        RS_TRY_GOTO(for_parts(&whole, hash_part, &h), out);
+        RS_TRY_GOTO(for_parts(&whole, CHUNK, hash_part, &h), out);
     if (EVP_DigestFinal_ex(h.digest, sum, &length) != 1 || length != 32)
         RS_TRY_GOTO(rs_error_set(RS_ERR_UNSUPPORTED, "libcrypto: SHA-256 failed"), out);
     for (unsigned int i = 0; i < length; i++)
@@ -416,7 +463,7 @@ static rs_status compare(comparing *c)
     if (c->one == NULL || c->other == NULL || c->cast == NULL)
         status = rs_error_memory(count * wide);
     else
-        status = for_parts(&whole, compare_part, c);
+        status = for_parts(&whole, CHUNK, compare_part, c);
     free(c->one);
     free(c->other);
     free(c->cast);

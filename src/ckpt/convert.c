@@ -1,13 +1,15 @@
 /*
  * Conversion: logical tensors of a catalog, streamed into files of another format.
  *
- * What is to be written is planned from the descriptions alone: names, files, every byte's place.
- * Then each file is written front to back, in parts that fit the memory, read from wherever they
- * lie. All goes to "TARGET.tmp-reshard", is synced, and renamed.
+ * A writer (writer.h) plans what is to be written from the descriptions alone: names, files, every
+ * byte's place. output_write.c then makes it so, in "TARGET.tmp-reshard", which is renamed when all
+ * of it is synced.
  *
- * 1. Nothing is read twice, no temporary space is used beside the result.
- * 2. Memory: one buffer, whatever the sizes.
- * 3. The same source gives the same bytes.
+ * 1. Each byte is read once, no temporary space is used beside the result.
+ * 2. Memory: a fixed number of buffers, whatever the sizes.
+ * 3. The same source gives the same bytes, whatever threads and processes do it.
+ * 4. Rank 0 of a group makes, renames and removes; the outcome of each phase is agreed on, so that
+ *    it removes nothing to which another process still writes.
  */
 #include "reshard/convert.h"
 
@@ -17,145 +19,174 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/companions.h"
-#include "ckpt/format.h"
 #include "ckpt/publish.h"
 #include "ckpt/select.h"
 #include "ckpt/writer.h"
 
-#define MEMORY ((int64_t)256 << 20)
-#define BUFFER_MOST ((int64_t)16 << 20)
+#define SHARD_BYTES INT64_C(5000000000)
+#define ASIDE ".tmp-reshard"
 
-static const rs_writer writers[] = {
-    {"native", true, false, false, false, rs_write_native},
-    {"safetensors", false, false, true, false, rs_write_safetensors},
-    {"torch", true, true, true, true, rs_write_torch},
-};
+static const rs_writer *const writers[] = {
+    &rs_writer_native, &rs_writer_safetensors, &rs_writer_torch};
 
-const rs_writer *rs_writer_find(const char *name)
+int64_t rs_writing_shard_bytes(const rs_writing *w)
 {
-    for (size_t i = 0; i < sizeof writers / sizeof *writers; i++)
-        if (strcmp(writers[i].name, name) == 0)
-            return &writers[i];
-    return NULL;
+    return w->options->shard_bytes > 0 ? w->options->shard_bytes : SHARD_BYTES;
 }
 
-typedef struct streaming {
-    rs_writing *w;
-    rs_logical_part function;
-    void *context;
-} streaming;
-
-static rs_status stream_part(void *context, const rs_box *part, const void *data, size_t bytes)
+static rs_status find_writer(const char *name, const rs_writer **out)
 {
-    streaming *s = context;
-    rs_writing *w = s->w;
-    RS_TRY(s->function(s->context, part, data, bytes));
-    w->done += (int64_t)bytes;
-    if (w->options->progress != NULL)
-        w->options->progress(w->options->context, w->done, w->all);
-    return RS_OK;
-}
-
-rs_status rs_writing_stream(
-    rs_writing *w, const rs_logical *tensor, rs_logical_part function, void *context)
-{
-    streaming s = {w, function, context};
-    return rs_logical_stream(w->catalog, tensor, w->part, w->buffer, stream_part, &s);
-}
-
-/* Puts what was written where it belongs. */
-static rs_status publish(
-    const rs_writing *w, const rs_writer *writer, const char *target, bool exists)
-{
-    char *parent = rs_strdup(target), *old = NULL, *from = NULL;
-    rs_text text = {0};
-    rs_status status = RS_OK;
-    if (parent == NULL)
-        return rs_error_memory(strlen(target));
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL)
-        slash[slash == parent ? 1 : 0] = '\0';
-    const char *folder = slash != NULL ? parent : ".";
-    const char *base = rs_path_base(target), *aside = rs_path_base(w->folder);
-    rs_text_append(&text, "%s.old-reshard", base);
-    RS_TRY_GOTO(rs_text_take(&text, &old), out);
-    rs_text_append(&text, writer->file ? "%s/%s" : "%s", aside, base);
-    RS_TRY_GOTO(rs_text_take(&text, &from), out);
-    RS_TRY_GOTO(rs_sync_folder(w->folder), out);
-    if (exists)
-        RS_TRY_GOTO(rs_publish_rename(folder, base, old), out);
-    RS_TRY_GOTO(rs_publish_rename(folder, from, base), out);
-    if (writer->file)
-        RS_TRY_GOTO(rs_remove_folder(w->folder), out);
-    if (exists) {
-        char *path;
-        RS_TRY_GOTO(rs_path_join(folder, old, &path), out);
-        status = rs_is_folder(path)  ? rs_remove_folder(path)
-                 : unlink(path) == 0 ? RS_OK
-                                     : rs_error_errno(errno, "cannot remove %s", path);
-        free(path);
+    rs_text list = {0};
+    for (size_t i = 0; i < sizeof writers / sizeof *writers; i++) {
+        if (name != NULL && strcmp(writers[i]->name, name) == 0) {
+            rs_text_fini(&list);
+            *out = writers[i];
+            return RS_OK;
+        }
+        rs_text_append(&list, "%s%s", i > 0 ? ", " : "", writers[i]->name);
     }
-out:
-    free(from);
-    free(old);
-    free(parent);
+    rs_status status = rs_error_set(RS_ERR_ARGUMENT, "to \"%s\": must be one of %s",
+        name != NULL ? name : "", list.data != NULL ? list.data : "");
+    rs_text_fini(&list);
     return status;
 }
 
-static rs_status write_all(rs_writing *w, const rs_writer *writer, const char *target, bool exists)
+/* ---- the target ---- */
+
+typedef struct place {
+    char *folder; /* that the target stands in */
+    char *name;
+    char *aside; /* name, while it is not complete */
+    char *path;  /* of `aside` */
+    char *from;  /* what becomes the target, below `folder`: `aside`, or the file in it */
+} place;
+
+static void place_fini(place *p)
 {
-    int64_t memory = w->options->memory > 0 ? w->options->memory : MEMORY;
-    w->part = rs_max64(rs_min64(BUFFER_MOST, memory / 4), 4096);
-    w->buffer = rs_calloc((size_t)w->part + 64, 1);
-    if (w->buffer == NULL)
-        return rs_error_memory((size_t)w->part);
-    rs_status status = rs_remove_folder(w->folder);
-    if (status == RS_OK)
-        status = rs_make_folder(w->folder);
-    if (status == RS_OK)
-        status = writer->write(w);
-    if (status == RS_OK)
-        status = publish(w, writer, target, exists);
-    if (status != RS_OK) {
+    free(p->folder);
+    free(p->name);
+    free(p->aside);
+    free(p->path);
+    free(p->from);
+}
+
+static rs_status place_init(place *p, const char *target, bool file)
+{
+    size_t length = strlen(target);
+    rs_text text = {0};
+    *p = (place){.folder = rs_strdup(target)};
+    if (p->folder == NULL)
+        return rs_error_memory(length);
+    while (length > 1 && p->folder[length - 1] == '/')
+        p->folder[--length] = '\0';
+    char *slash = strrchr(p->folder, '/');
+    p->name = rs_strdup(slash != NULL ? slash + 1 : p->folder);
+    if (p->name == NULL)
+        return rs_error_memory(length);
+    if (p->name[0] == '\0')
+        return rs_error_set(RS_ERR_ARGUMENT, "\"%s\" is no name for a folder to write", target);
+    if (slash != NULL)
+        slash[slash == p->folder ? 1 : 0] = '\0';
+    else
+        memcpy(p->folder, ".", 2);
+    rs_text_append(&text, "%s" ASIDE, p->name);
+    RS_TRY(rs_text_take(&text, &p->aside));
+    rs_text_append(&text, file ? "%s/%s" : "%s", p->aside, p->name);
+    RS_TRY(rs_text_take(&text, &p->from));
+    return rs_path_join(p->folder, p->aside, &p->path);
+}
+
+static bool is_there(const char *target)
+{
+    return access(target, F_OK) == 0;
+}
+
+/* Rank 0: makes the folder that is written to, empty. */
+static rs_status begin(const rs_writing *w, const place *p, const char *target)
+{
+    if (rs_group_rank(w->options->group) != 0)
+        return RS_OK;
+    RS_TRY(rs_publish_restore(p->folder, p->name));
+    if (is_there(target) && !w->options->force)
+        return rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
+    RS_TRY(rs_remove_folder(p->path));
+    return rs_make_folder(p->path);
+}
+
+/* Rank 0: completes what was written and puts it where it belongs. */
+static rs_status end(rs_writing *w, const rs_writer *writer, const place *p, const char *target)
+{
+    if (rs_group_rank(w->options->group) != 0)
+        return RS_OK;
+    if (writer->finish != NULL)
+        RS_TRY(writer->finish(w));
+    RS_TRY(rs_sync_folder(p->path));
+    if (is_there(target))
+        RS_TRY(rs_publish_replace(p->folder, p->from, p->name));
+    else
+        RS_TRY(rs_publish_rename(p->folder, p->from, p->name));
+    return writer->file ? rs_remove_folder(p->path) : RS_OK;
+}
+
+/* ---- the whole ---- */
+
+typedef struct completing {
+    rs_writing *w;
+    const rs_writer *writer;
+} completing;
+
+static rs_status complete(void *context, int file)
+{
+    const completing *it = context;
+    return it->writer->complete(it->w, file);
+}
+
+static rs_status write_all(
+    rs_writing *w, const rs_writer *writer, const place *p, const char *target)
+{
+    const rs_convert_options *o = w->options;
+    completing it = {w, writer};
+    bool begun = false;
+    rs_status status;
+    w->folder = p->path;
+    RS_TRY_GOTO(rs_group_agree(o->group, begin(w, p, target)), out);
+    begun = true;
+    const rs_output_how how = {.catalog = w->catalog,
+        .folder = p->path,
+        .memory = o->memory,
+        .threads = o->threads,
+        .group = o->group,
+        .complete = writer->complete != NULL ? complete : NULL,
+        .context = &it,
+        .progress = o->progress,
+        .progress_context = o->context,
+        .cancelled = o->cancelled,
+        .cancelled_context = o->context};
+    RS_TRY_GOTO(rs_output_write(&w->output, &how), out);
+    RS_TRY_GOTO(rs_group_agree(o->group, end(w, writer, p, target)), out);
+out:
+    if (status != RS_OK && begun && rs_group_rank(o->group) == 0) {
         char message[1000];
         snprintf(message, sizeof message, "%s", rs_error_message());
-        rs_status removed = rs_remove_folder(w->folder);
+        rs_status removed = rs_remove_folder(p->path);
         status = rs_error_set(status, "%s%s", message,
             removed != RS_OK ? " (and what was written cannot be removed)" : "");
     }
-    free(w->buffer);
     return status;
 }
 
-/* The target without slashes at its end, and the folder beside it. */
-static rs_status make_paths(const char *target, char **clean, char **aside)
+/* Adds up what all processes have read. */
+static rs_status count_read(rs_writing *w)
 {
-    rs_text text = {0};
-    size_t length = strlen(target);
-    while (length > 1 && target[length - 1] == '/')
-        length--;
-    rs_text_append(&text, "%.*s", (int)length, target);
-    RS_TRY(rs_text_take(&text, clean));
-    rs_text_append(&text, "%s.tmp-reshard", *clean);
-    return rs_text_take(&text, aside);
-}
-
-static rs_status no_writer(const char *to)
-{
-    rs_text list = {0};
-    for (size_t i = 0; i < sizeof writers / sizeof *writers; i++)
-        rs_text_append(&list, "%s%s", i > 0 ? ", " : "", writers[i].name);
-    RS_TRY(list.status);
-    rs_status status = rs_error_set(
-        RS_ERR_ARGUMENT, "to \"%s\": must be one of %s", to != NULL ? to : "", list.data);
-    rs_text_fini(&list);
-    return status;
+    uint64_t read = (uint64_t)rs_files_read_bytes(w->catalog->files);
+    RS_TRY(rs_group_add(w->options->group, &read, 1));
+    w->report.bytes_read = (int64_t)read;
+    return RS_OK;
 }
 
 /* The source under the names that are to be written; `*renamed` stays NULL where it has them. */
@@ -177,38 +208,48 @@ static rs_status rename_source(const rs_checkpoint *source, const rs_writer *wri
     return status;
 }
 
+static rs_status plan(rs_writing *w, const rs_writer *writer)
+{
+    RS_TRY(rs_select(w, writer));
+    RS_TRY(writer->plan(w));
+    w->report.files = (int)w->output.files.count;
+    if (w->options->dry_run && writer == &rs_writer_safetensors)
+        RS_TRY(rs_companions_copy(w->options->hub, NULL, &w->report));
+    return RS_OK;
+}
+
 rs_status rs_convert(const rs_checkpoint *source, const char *target,
     const rs_convert_options *options, rs_convert_report *report)
 {
     rs_checkpoint *renamed = NULL;
     rs_writing w = {.catalog = rs_checkpoint_catalog(source), .options = options};
-    char *clean = NULL, *aside = NULL;
-    const rs_writer *writer = options->to != NULL ? rs_writer_find(options->to) : NULL;
-    if (writer == NULL)
-        return no_writer(options->to);
-    bool exists = access(target, F_OK) == 0;
-    if (exists && !options->force && !options->dry_run)
-        return rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
-    rs_status status = make_paths(target, &clean, &aside);
-    if (status == RS_OK) {
-        w.folder = aside;
-        w.name = rs_path_base(clean);
+    const rs_writer *writer = NULL;
+    place p = {0};
+    rs_status status = find_writer(options->to, &writer);
+    if (status == RS_OK && is_there(target) && !options->force && !options->dry_run)
+        status = rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
+    if (status == RS_OK)
+        status = place_init(&p, target, writer->file);
+    w.name = p.name;
+    if (status == RS_OK)
         status = rename_source(source, writer, options, &renamed);
-    }
     if (renamed != NULL)
         w.catalog = rs_checkpoint_catalog(renamed);
     if (status == RS_OK)
-        status = rs_select(&w, writer);
-    if (status == RS_OK && options->dry_run && strcmp(options->to, "safetensors") == 0)
-        status = rs_companions_copy(options->hub, NULL, &w.report);
-    if (status == RS_OK && !options->dry_run)
-        status = write_all(&w, writer, clean, exists);
-    if (status == RS_OK && report != NULL)
+        status = plan(&w, writer);
+    RS_TRY_GOTO(rs_group_agree(options->group, status), out);
+    if (!options->dry_run)
+        RS_TRY_GOTO(write_all(&w, writer, &p, target), out);
+    RS_TRY_GOTO(count_read(&w), out);
+    if (report != NULL)
         *report = w.report;
+out:
+    if (w.own != NULL)
+        writer->fini(&w);
+    rs_output_fini(&w.output);
     rs_logical_fini(&w.tensors);
     json_decref(w.extras);
     rs_checkpoint_close(renamed);
-    free(clean);
-    free(aside);
+    place_fini(&p);
     return status;
 }

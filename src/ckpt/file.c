@@ -24,6 +24,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,8 @@ struct rs_files {
     size_t capacity;
     int open;
     uint64_t clock;
+    atomic_int_least64_t read;
+    bool have_inflated;
 };
 
 rs_status rs_files_create(rs_files **out)
@@ -111,6 +114,16 @@ void rs_files_destroy(rs_files *files)
 int rs_files_count(const rs_files *files)
 {
     return (int)files->count;
+}
+
+int64_t rs_files_read_bytes(const rs_files *files)
+{
+    return atomic_load(&files->read);
+}
+
+bool rs_files_have_inflated(const rs_files *files)
+{
+    return files->have_inflated;
 }
 
 const char *rs_files_path(const rs_files *files, int id)
@@ -263,6 +276,7 @@ static rs_status read_disk(rs_files *files, entry *f, int64_t offset, char *buff
         buffer += got;
         offset += got;
         bytes -= (size_t)got;
+        atomic_fetch_add_explicit(&files->read, got, memory_order_relaxed);
     }
     unpin(files, f);
     return status;
@@ -407,6 +421,7 @@ rs_status rs_files_add_inflated(rs_files *files, int base, int64_t offset, int64
     f->inflated->stored = stored;
     RS_TRY_GOTO(prove_length(files, f), fail);
     RS_TRY_GOTO(append(files, f, id), fail);
+    files->have_inflated = true;
     return RS_OK;
 fail:
     free_file(f);

@@ -8,6 +8,7 @@
 #ifndef RS_CKPT_FILE_H
 #define RS_CKPT_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,6 +38,12 @@ int64_t rs_files_size(const rs_files *files, int id);
 /* All of `bytes` bytes at `offset`, or an error that says file and byte. */
 rs_status rs_files_read(
     rs_files *files, int id, int64_t offset, void *buffer, size_t bytes) RS_MUST_CHECK;
+
+/* Bytes read from disk so far. */
+int64_t rs_files_read_bytes(const rs_files *files);
+
+/* True if there are inflated files: reading them out of order is slow. */
+bool rs_files_have_inflated(const rs_files *files);
 
 /* Records RS_ERR_MALFORMED "<path>: byte <offset>: ..." and returns it. */
 rs_status rs_files_malformed(const rs_files *files, int id, int64_t offset, const char *format, ...)

@@ -7,7 +7,6 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "ckpt/cast.h"
 
 void rs_logical_fini(rs_logical_list *list)
 {
@@ -144,35 +143,40 @@ rs_status rs_logical_make(const rs_catalog *catalog, const char *role, rs_logica
     return RS_OK;
 }
 
-/* Reads a box of the tensor's entry, in the tensor's dtype. `spare` has room for it in the entry's.
- */
-static rs_status read_as(const rs_catalog *catalog, const rs_logical *tensor, const rs_box *box,
-    void *buffer, void *spare)
-{
-    rs_dtype stored = rs_catalog_get(catalog, tensor->id)->is.dtype;
-    if (stored == tensor->dtype)
-        return rs_catalog_read(catalog, tensor->id, -1, box, buffer);
-    RS_TRY(rs_catalog_read(catalog, tensor->id, -1, box, spare));
-    rs_cast(stored, spare, tensor->dtype, buffer, rs_box_volume(box));
-    return RS_OK;
-}
-
 rs_status rs_logical_stream(const rs_catalog *catalog, const rs_logical *tensor, int64_t most,
     void *buffer, rs_logical_part function, void *context)
 {
-    rs_dtype stored = rs_catalog_get(catalog, tensor->id)->is.dtype;
     int64_t size = (int64_t)rs_dtype_size(tensor->dtype);
-    int64_t both = size + (stored != tensor->dtype ? (int64_t)rs_dtype_size(stored) : 0);
     int64_t volume = rs_box_is_empty(&tensor->box) ? 0 : rs_box_volume(&tensor->box);
-    int64_t step = rs_max64(most / both / 8 * 8, 1);
-    void *spare = (char *)buffer + step * size;
+    int64_t step = rs_max64(most / size, 1);
+    rs_scratch scratch = {0};
+    rs_status status = RS_OK;
     for (int64_t at = 0; at < volume; at += step) {
         rs_box parts[2 * RS_MAX_DIMS];
         int count = rs_box_linear_range(&tensor->box, at, rs_min64(at + step, volume), parts);
         for (int i = 0; i < count; i++) {
-            RS_TRY(read_as(catalog, tensor, &parts[i], buffer, spare));
-            RS_TRY(function(context, &parts[i], buffer, (size_t)(rs_box_volume(&parts[i]) * size)));
+            RS_TRY_GOTO(rs_catalog_read_as(
+                            catalog, &scratch, tensor->id, -1, tensor->dtype, &parts[i], buffer),
+                out);
+            RS_TRY_GOTO(
+                function(context, &parts[i], buffer, (size_t)(rs_box_volume(&parts[i]) * size)),
+                out);
         }
+    }
+out:
+    rs_scratch_fini(&scratch);
+    return status;
+}
+
+rs_status rs_logical_read(const rs_catalog *catalog, const rs_logical *tensor, rs_scratch *scratch,
+    int64_t begin, int64_t end, void *out)
+{
+    rs_box parts[2 * RS_MAX_DIMS];
+    unsigned char *to = out;
+    int count = rs_box_linear_range(&tensor->box, begin, end, parts);
+    for (int i = 0; i < count; i++) {
+        RS_TRY(rs_catalog_read_as(catalog, scratch, tensor->id, -1, tensor->dtype, &parts[i], to));
+        to += (size_t)rs_box_volume(&parts[i]) * rs_dtype_size(tensor->dtype);
     }
     return RS_OK;
 }

@@ -42,7 +42,12 @@ typedef rs_status (*rs_logical_part)(
 rs_status rs_logical_stream(const rs_catalog *catalog, const rs_logical *tensor, int64_t most,
     void *buffer, rs_logical_part function, void *context) RS_MUST_CHECK;
 
-/* The same of the catalog's entries of this role (NULL: of all). */
+/* Reads elements begin .. end-1 of the tensor in row-major order, packed, in its dtype, which may
+ * be another than the entry's if both are floats. */
+rs_status rs_logical_read(const rs_catalog *catalog, const rs_logical *tensor, rs_scratch *scratch,
+    int64_t begin, int64_t end, void *out) RS_MUST_CHECK;
+
+/* The space of the catalog's entries of this role (NULL: of all). */
 rs_status rs_logical_space(
     const rs_catalog *catalog, const char *role, rs_space **out) RS_MUST_CHECK;
 

@@ -11,7 +11,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,14 +24,7 @@
 #include "ckpt/file.h"
 
 #define WRITE_MOST ((size_t)64 << 20)
-
-/* True if the operation that comes is to fail for a test. */
-static bool fault(rs_fault point)
-{
-    if (rs_fault_hit(RS_FAULT_DIE))
-        raise(SIGKILL);
-    return rs_fault_hit(point);
-}
+#define OLD ".old-reshard"
 
 rs_status rs_out_create(rs_out *out, const char *folder, const char *name)
 {
@@ -48,7 +41,7 @@ rs_status rs_out_create(rs_out *out, const char *folder, const char *name)
 rs_status rs_out_write(rs_out *out, const void *data, size_t bytes)
 {
     const char *at = data;
-    if (bytes > 0 && fault(RS_FAULT_WRITE))
+    if (bytes > 0 && rs_fault_strikes(RS_FAULT_WRITE))
         return rs_error_errno(EIO, "%s: byte %lld", out->path, (long long)out->bytes);
     while (bytes > 0) {
         ssize_t n = write(out->fd, at, bytes < WRITE_MOST ? bytes : WRITE_MOST);
@@ -66,7 +59,7 @@ rs_status rs_out_write(rs_out *out, const void *data, size_t bytes)
 rs_status rs_out_finish(rs_out *out)
 {
     rs_status status = RS_OK;
-    if (fault(RS_FAULT_SYNC))
+    if (rs_fault_strikes(RS_FAULT_SYNC))
         status = rs_error_errno(EIO, "cannot sync %s", out->path);
     else if (fsync(out->fd) != 0)
         status = rs_error_errno(errno, "cannot sync %s", out->path);
@@ -88,7 +81,7 @@ void rs_out_fini(rs_out *out)
 
 rs_status rs_sync_folder(const char *path)
 {
-    if (fault(RS_FAULT_SYNC))
+    if (rs_fault_strikes(RS_FAULT_SYNC))
         return rs_error_errno(EIO, "cannot sync folder %s", path);
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
@@ -108,7 +101,7 @@ rs_status rs_publish_rename(const char *folder, const char *from, const char *to
     rs_status status;
     RS_TRY_GOTO(rs_path_join(folder, from, &old), out);
     RS_TRY_GOTO(rs_path_join(folder, to, &new), out);
-    if (fault(RS_FAULT_RENAME))
+    if (rs_fault_strikes(RS_FAULT_RENAME))
         status = rs_error_errno(EIO, "cannot rename %s to %s", old, to);
     else if (rename(old, new) != 0)
         status =
@@ -119,6 +112,101 @@ out:
     free(old);
     free(new);
     return status;
+}
+
+rs_status rs_remove_path(const char *folder, const char *name)
+{
+    char *path = NULL;
+    struct stat about;
+    RS_TRY(rs_path_join(folder, name, &path));
+    rs_status status = RS_OK;
+    if (lstat(path, &about) != 0)
+        status = errno == ENOENT ? RS_OK : rs_error_errno(errno, "cannot look at %s", path);
+    else if (S_ISDIR(about.st_mode))
+        status = rs_remove_folder(path);
+    else if (unlink(path) != 0 && errno != ENOENT)
+        status = rs_error_errno(errno, "cannot remove %s", path);
+    free(path);
+    return status;
+}
+
+/* RS_ERR_UNSUPPORTED where it cannot be done in one step. */
+static rs_status exchange(const char *folder, const char *from, const char *to)
+{
+    char *a = NULL, *b = NULL;
+    rs_status status;
+    RS_TRY_GOTO(rs_path_join(folder, from, &a), out);
+    RS_TRY_GOTO(rs_path_join(folder, to, &b), out);
+    if (rs_fault_hit(RS_FAULT_EXCHANGE))
+        errno = EINVAL;
+    else if (rs_fault_strikes(RS_FAULT_RENAME))
+        errno = EIO;
+    else if (renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE) == 0)
+        goto out;
+    status = rs_error_errno(errno, "cannot exchange %s and %s", a, to);
+    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)
+        status = RS_ERR_UNSUPPORTED;
+out:
+    free(a);
+    free(b);
+    return status;
+}
+
+static rs_status old_name(const char *to, char name[NAME_MAX + 1])
+{
+    int n = snprintf(name, NAME_MAX + 1, "%s" OLD, to);
+    return n > 0 && n <= NAME_MAX
+               ? RS_OK
+               : rs_error_set(RS_ERR_ARGUMENT, "\"%s\": the name is too long", to);
+}
+
+/* Lets the old one stand at `to` again if nothing does. */
+static rs_status put_back(const char *folder, const char *old, const char *to)
+{
+    char *a = NULL, *b = NULL;
+    struct stat about;
+    rs_status status;
+    RS_TRY_GOTO(rs_path_join(folder, old, &a), out);
+    RS_TRY_GOTO(rs_path_join(folder, to, &b), out);
+    if (lstat(b, &about) != 0 && lstat(a, &about) == 0)
+        status = rs_publish_rename(folder, old, to);
+out:
+    free(a);
+    free(b);
+    return status;
+}
+
+rs_status rs_publish_replace(const char *folder, const char *from, const char *to)
+{
+    char old[NAME_MAX + 1];
+    RS_TRY(old_name(to, old));
+    rs_status status = exchange(folder, from, to);
+    if (status == RS_OK) {
+        RS_TRY(rs_sync_folder(folder));
+        return rs_remove_path(folder, from);
+    }
+    if (status != RS_ERR_UNSUPPORTED)
+        return status;
+    RS_TRY(rs_remove_path(folder, old));
+    status = rs_publish_rename(folder, to, old);
+    if (status == RS_OK)
+        status = rs_publish_rename(folder, from, to);
+    if (status != RS_OK) {
+        char message[1000];
+        snprintf(message, sizeof message, "%s", rs_error_message());
+        rs_status back = put_back(folder, old, to);
+        return rs_error_set(status, "%s%s", message,
+            back != RS_OK ? " (and what was there cannot be put back)" : "");
+    }
+    return rs_remove_path(folder, old);
+}
+
+rs_status rs_publish_restore(const char *folder, const char *to)
+{
+    char old[NAME_MAX + 1];
+    RS_TRY(old_name(to, old));
+    RS_TRY(put_back(folder, old, to));
+    return rs_remove_path(folder, old);
 }
 
 rs_status rs_publish_text(const char *folder, const char *name, const char *text)

@@ -34,6 +34,21 @@ rs_status rs_publish_text(const char *folder, const char *name, const char *text
  * empty folder or `from` no folder. */
 rs_status rs_publish_rename(const char *folder, const char *from, const char *to) RS_MUST_CHECK;
 
+/*
+ * Lets `from`, a file or folder in `folder`, stand at `to` in place of what is there, in one step,
+ * and removes what was there. Where the file system cannot exchange names, what was there is called
+ * "<to>.old-reshard" for the moment between two renames.
+ */
+rs_status rs_publish_replace(const char *folder, const char *from, const char *to) RS_MUST_CHECK;
+
+/* If there is no `to` in `folder` but a "<to>.old-reshard", which a kill in that moment leaves:
+ * puts it back. If there are both, removes the old one. */
+rs_status rs_publish_restore(const char *folder, const char *to) RS_MUST_CHECK;
+
+/* Removes a file, or a folder with all that is in it; links are not followed. Absent is no error.
+ */
+rs_status rs_remove_path(const char *folder, const char *name) RS_MUST_CHECK;
+
 rs_status rs_sync_folder(const char *path) RS_MUST_CHECK;
 
 /* Makes a folder; one that is there is no error. */

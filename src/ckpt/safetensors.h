@@ -5,6 +5,8 @@
 #include <jansson.h>
 
 #include "ckpt/catalog.h"
+#include "ckpt/logical.h"
+#include "ckpt/output.h"
 #include "reshard/dtype.h"
 #include "reshard/status.h"
 
@@ -38,5 +40,15 @@ typedef struct rs_safetensors_note {
 rs_status rs_safetensors_layout(rs_safetensors_tensor *tensors, size_t count,
     const rs_safetensors_note *notes, size_t note_count, char **head, size_t *head_bytes,
     int64_t *file_bytes) RS_MUST_CHECK;
+
+/*
+ * Adds what makes the output's file that was begun last a safetensors file: the header and the
+ * tensors (borrowed) under their names, in the order of the format, with the checksums asked for.
+ * `parts` (may be NULL) gets the number of each tensor's part, in the order in which they were
+ * given.
+ */
+rs_status rs_safetensors_output(rs_output *output, const rs_logical *const *tensors,
+    const char *const *names, size_t count, const rs_safetensors_note *notes, size_t note_count,
+    unsigned sums, size_t *parts) RS_MUST_CHECK;
 
 #endif

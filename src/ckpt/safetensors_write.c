@@ -181,3 +181,39 @@ out:
     rs_text_fini(&text);
     return status;
 }
+
+rs_status rs_safetensors_output(rs_output *output, const rs_logical *const *tensors,
+    const char *const *names, size_t count, const rs_safetensors_note *notes, size_t note_count,
+    unsigned sums, size_t *parts)
+{
+    size_t head_bytes = 0;
+    char *head = NULL;
+    int64_t file_bytes;
+    rs_names index = {0};
+    rs_status status = RS_OK;
+    rs_safetensors_tensor *rows = rs_calloc(count, sizeof *rows);
+    if (rows == NULL)
+        return rs_error_memory(count * sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        int found;
+        rows[i] = (rs_safetensors_tensor){
+            .name = names[i], .dtype = tensors[i]->dtype, .ndim = tensors[i]->ndim};
+        memcpy(rows[i].shape, tensors[i]->shape, sizeof rows[i].shape);
+        RS_TRY_GOTO(rs_names_add(&index, names[i], (int)i, &found), out);
+    }
+    RS_TRY_GOTO(
+        rs_safetensors_layout(rows, count, notes, note_count, &head, &head_bytes, &file_bytes),
+        out);
+    RS_TRY_GOTO(rs_output_bytes(output, head, head_bytes, NULL), out);
+    for (size_t i = 0; i < count; i++) {
+        size_t number = (size_t)rs_names_find(&index, rows[i].name), part;
+        RS_TRY_GOTO(rs_output_tensor(output, tensors[number], sums, &part), out);
+        if (parts != NULL)
+            parts[number] = part;
+    }
+out:
+    rs_names_fini(&index);
+    free(head);
+    free(rows);
+    return status;
+}

@@ -122,10 +122,9 @@ static void measure(rs_writing *w)
         t->bytes = rs_box_is_empty(&t->box)
                        ? 0
                        : rs_box_volume(&t->box) * (int64_t)rs_dtype_size(t->dtype);
-        w->all += t->bytes;
+        w->report.bytes += t->bytes;
     }
     w->report.tensors = (int64_t)w->tensors.count;
-    w->report.bytes = w->all;
 }
 
 rs_status rs_select(rs_writing *w, const rs_writer *writer)

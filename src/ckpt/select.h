@@ -6,7 +6,7 @@
 #include "reshard/status.h"
 
 /*
- * Fills `tensors`, `whole`, `extras`, `all` and the report from the source and the options.
+ * Fills `tensors`, `whole`, `extras` and the report from the source and the options.
  * RS_ERR_UNSUPPORTED: no weights, or no optimizer state and not `weights_only`. RS_ERR_ARGUMENT: an
  * option that does not fit the source.
  */

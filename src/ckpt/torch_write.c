@@ -1,10 +1,10 @@
 /*
- * Files of torch.save, written front to back: the pickle, `byteorder`, the storages in the order of
+ * Files of torch.save: the pickle, `byteorder`, the storages in the order of
  * their keys, `version`.
  *
  * All records are in a folder "archive", as torch names it when it saves to a stream, so that the
- * same content gives the same bytes wherever it is written. CRCs are of the content as it goes by;
- * they stand behind it.
+ * same content gives the same bytes wherever it is written. CRCs of storages are known when those
+ * are written; they stand behind them, in rooms of the output.
  *
  * Specification: docs/formats/torch.md.
  */
@@ -48,7 +48,7 @@ rs_status rs_torch_make_tensor(
     RS_TRY(rs_pickle_tensor(&make->pickle, dtype, ndim, shape, (int64_t)make->storages.count));
     if (key != NULL)
         *key = (int64_t)make->storages.count;
-    make->storages.items[make->storages.count++] = (rs_torch_made){bytes, tag};
+    make->storages.items[make->storages.count++] = (rs_torch_made){bytes, tag, 0, 0};
     return RS_OK;
 }
 
@@ -78,73 +78,77 @@ rs_status rs_torch_make_end(rs_torch_make *make)
     return rs_zip_layout(make->records, make->record_count, &make->bytes);
 }
 
-static uint32_t crc_add(uint32_t crc, const void *data, size_t bytes)
-{
-    return (uint32_t)crc32_z(crc, data, bytes);
-}
-
-rs_status rs_torch_sink_write(rs_torch_sink *sink, const void *data, size_t bytes)
-{
-    sink->crc = crc_add(sink->crc, data, bytes);
-    sink->bytes += (int64_t)bytes;
-    return rs_out_write(sink->out, data, bytes);
-}
-
 /* A record whose content is at hand. */
 static void append_record(rs_zip_record *record, const void *content, rs_bytes *around)
 {
-    record->crc = crc_add(0, content, (size_t)record->bytes);
+    record->crc = (uint32_t)crc32_z(0, content, (size_t)record->bytes);
     rs_zip_head(record, around);
     rs_bytes_append(around, content, (size_t)record->bytes);
     rs_zip_tail(record, around);
 }
 
-/* Writes what was put together, and begins anew. */
-static rs_status flush(rs_bytes *around, rs_out *out)
+/* Adds what was put together, and begins anew. */
+static rs_status flush(rs_bytes *around, rs_output *output)
 {
     RS_TRY(around->status);
-    RS_TRY(rs_out_write(out, around->data, around->length));
+    RS_TRY(rs_output_bytes(output, around->data, around->length, NULL));
     around->length = 0;
     return RS_OK;
 }
 
-static rs_status write_storage(
-    rs_torch_make *make, size_t i, rs_bytes *around, rs_out *out, rs_torch_feed feed, void *context)
+static rs_status add_storage(
+    rs_torch_make *make, size_t i, rs_bytes *around, rs_output *output, const rs_logical *tensors)
 {
+    rs_torch_made *storage = &make->storages.items[i];
     rs_zip_record *record = &make->records[2 + i];
-    rs_torch_sink sink = {.out = out};
+    const rs_logical *tensor = &tensors[storage->tag];
     rs_zip_head(record, around);
-    if (record->bytes > 0) {
-        RS_TRY(flush(around, out));
-        RS_TRY(feed(context, make->storages.items[i].tag, &sink));
-    }
-    if (sink.bytes != record->bytes ||
-        out->bytes + (int64_t)around->length != record->offset + record->bytes)
+    RS_TRY(flush(around, output));
+    if (rs_output_at(output) != record->offset || tensor->bytes != record->bytes)
         return rs_error_set(RS_ERR_MISMATCH,
-            "%s: storage %zu was given %" PRId64 " bytes instead of %" PRId64, out->path, i,
-            sink.bytes, record->bytes);
-    record->crc = sink.crc;
-    rs_zip_tail(record, around);
-    return RS_OK;
+            "storage %zu, \"%s\": %" PRId64 " bytes at byte %" PRId64 " instead of %" PRId64
+            " at %" PRId64,
+            i, tensor->name, tensor->bytes, rs_output_at(output), record->bytes, record->offset);
+    RS_TRY(rs_output_tensor(output, tensor, RS_OUTPUT_CRC32, &storage->part));
+    return rs_output_room(output, rs_zip_tail_bytes(record), &storage->tail);
 }
 
-rs_status rs_torch_make_write(
-    rs_torch_make *make, const char *folder, const char *name, rs_torch_feed feed, void *context)
+rs_status rs_torch_make_output(rs_torch_make *make, rs_output *output, const rs_logical *tensors)
 {
     rs_bytes around = {0};
-    rs_out out;
     rs_status status;
-    RS_TRY(rs_out_create(&out, folder, name));
+    int64_t begin = rs_output_at(output);
     append_record(&make->records[0], make->pickle.data, &around);
     append_record(&make->records[1], "little", &around);
     for (size_t i = 0; i < make->storages.count; i++)
-        RS_TRY_GOTO(write_storage(make, i, &around, &out, feed, context), out);
+        RS_TRY_GOTO(add_storage(make, i, &around, output, tensors), out);
     append_record(&make->records[make->record_count - 1], "3\n", &around);
-    rs_zip_end(make->records, make->record_count, &around);
-    RS_TRY_GOTO(flush(&around, &out), out);
-    RS_TRY_GOTO(rs_out_finish(&out), out);
+    RS_TRY_GOTO(flush(&around, output), out);
+    RS_TRY_GOTO(
+        rs_output_room(output, begin + make->bytes - rs_output_at(output), &make->end), out);
 out:
-    rs_out_fini(&out);
     rs_bytes_fini(&around);
+    return status;
+}
+
+rs_status rs_torch_make_complete(const rs_torch_make *make, rs_output *output)
+{
+    rs_bytes bytes = {0};
+    rs_status status = RS_OK;
+    for (size_t i = 0; i < make->storages.count; i++) {
+        const rs_torch_made *storage = &make->storages.items[i];
+        rs_zip_record *record = &make->records[2 + i];
+        record->crc = output->parts.items[storage->part].crc32;
+        bytes.length = 0;
+        rs_zip_tail(record, &bytes);
+        RS_TRY_GOTO(bytes.status, out);
+        RS_TRY_GOTO(rs_output_fill(output, storage->tail, bytes.data), out);
+    }
+    bytes.length = 0;
+    rs_zip_end(make->records, make->record_count, &bytes);
+    RS_TRY_GOTO(bytes.status, out);
+    RS_TRY_GOTO(rs_output_fill(output, make->end, bytes.data), out);
+out:
+    rs_bytes_fini(&bytes);
     return status;
 }

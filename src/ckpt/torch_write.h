@@ -3,7 +3,8 @@
  * each.
  *
  * Usual order: rs_torch_make_begin; write the object into `pickle` (pickle_write.h) and its tensors
- * by rs_torch_make_tensor; rs_torch_make_end; rs_torch_make_write. Memory: what the pickle takes.
+ * by rs_torch_make_tensor; rs_torch_make_end; rs_torch_make_output; rs_torch_make_complete. Memory:
+ * what the pickle takes.
  */
 #ifndef RS_CKPT_TORCH_WRITE_H
 #define RS_CKPT_TORCH_WRITE_H
@@ -12,16 +13,18 @@
 #include <stdint.h>
 
 #include "ckpt/bytes.h"
+#include "ckpt/output.h"
 #include "ckpt/pickle_write.h"
 #include "ckpt/pool.h"
-#include "ckpt/publish.h"
 #include "ckpt/zip_write.h"
 #include "reshard/dtype.h"
 #include "reshard/status.h"
 
 typedef struct rs_torch_made {
     int64_t bytes;
-    int tag; /* the caller's, says what fills it */
+    int tag;     /* number of the tensor that fills it */
+    size_t part; /* of the output, that is its content */
+    size_t tail; /* of the output, behind it */
 } rs_torch_made;
 
 /* Starts as {0}. */
@@ -34,6 +37,7 @@ typedef struct rs_torch_make {
     rs_zip_record *records; /* after rs_torch_make_end */
     size_t record_count;
     int64_t bytes; /* of the file */
+    size_t end;    /* part of the output behind all records */
     rs_pool pool;
 } rs_torch_make;
 
@@ -48,20 +52,12 @@ rs_status rs_torch_make_tensor(rs_torch_make *make, rs_dtype dtype, int ndim, co
 /* Closes the object and lays out the file. */
 rs_status rs_torch_make_end(rs_torch_make *make) RS_MUST_CHECK;
 
-/* Where the content of the storage that is written goes. */
-typedef struct rs_torch_sink {
-    rs_out *out;
-    uint32_t crc;
-    int64_t bytes;
-} rs_torch_sink;
+/* Adds what makes the output's file that was begun last this file. Storages are filled from
+ * `tensors` (borrowed), by their tags. */
+rs_status rs_torch_make_output(
+    rs_torch_make *make, rs_output *output, const rs_logical *tensors) RS_MUST_CHECK;
 
-rs_status rs_torch_sink_write(rs_torch_sink *sink, const void *data, size_t bytes) RS_MUST_CHECK;
-
-/* Hands the content of the storage with that tag to the sink, front to back. */
-typedef rs_status (*rs_torch_feed)(void *context, int tag, rs_torch_sink *sink);
-
-/* Writes `folder`/`name`, which must not exist, front to back, and syncs it. */
-rs_status rs_torch_make_write(rs_torch_make *make, const char *folder, const char *name,
-    rs_torch_feed feed, void *context) RS_MUST_CHECK;
+/* The checksums of that file are known: fills its rooms. */
+rs_status rs_torch_make_complete(const rs_torch_make *make, rs_output *output) RS_MUST_CHECK;
 
 #endif

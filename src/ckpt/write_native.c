@@ -1,80 +1,247 @@
-/* A folder with one native checkpoint, committed as a save is. */
+/*
+ * Writing a native checkpoint from any other: one rank's, in files of a bounded size, and the
+ * manifest that a save would write (native_commit.c).
+ *
+ * A tensor is cut into shards along its first dimensions. So a checksum covers a bounded number of
+ * bytes, and can be taken by one process however many convert.
+ */
+#include <inttypes.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "ckpt/native_names.h"
-#include "ckpt/publish.h"
+#include "ckpt/safetensors.h"
 #include "ckpt/writer.h"
-#include "reshard/native.h"
 
 #define JOB "convert"
+#define SHARD_BYTES ((int64_t)64 << 20)
+#define SHARDS_MOST 65536 /* of all tensors, about: the manifest is read as a whole */
 
-/* Names of the data file's tensors: tensor, role, box. */
-static rs_status make_names(const rs_writing *w, char ***out)
+/* One that is written. */
+typedef struct shard {
+    rs_logical is;
+    const char *tensor; /* name */
+    size_t part;        /* of the output */
+    int file;
+} shard;
+
+typedef struct own {
+    rs_pool pool;
+    struct {
+        shard *items;
+        size_t count, capacity;
+    } shards;
+    int files;
+    rs_space *space;
+} own;
+
+/* ---- shards ---- */
+
+static rs_status add_shard(own *o, const rs_logical *tensor, const rs_box *box)
 {
-    size_t count = w->tensors.count;
-    char **names = rs_calloc(count, sizeof *names);
-    rs_status status = names != NULL ? RS_OK : rs_error_memory(count * sizeof *names);
-    for (size_t i = 0; i < count && status == RS_OK; i++) {
-        const rs_logical *t = &w->tensors.items[i];
-        char box[320];
-        rs_text text = {0};
-        rs_text_append(&text, "%s/%s%s", t->name, t->role, rs_box_format(&t->box, box, sizeof box));
-        status = rs_text_take(&text, &names[i]);
-    }
-    *out = names;
+    char text[320];
+    rs_text name = {0};
+    RS_TRY(RS_LIST_RESERVE_ONE(&o->shards));
+    shard *s = &o->shards.items[o->shards.count];
+    *s = (shard){.is = *tensor, .tensor = tensor->name};
+    s->is.box = *box;
+    memcpy(s->is.shape, box->extent, sizeof s->is.shape);
+    s->is.bytes =
+        rs_box_is_empty(box) ? 0 : rs_box_volume(box) * (int64_t)rs_dtype_size(tensor->dtype);
+    rs_text_append(
+        &name, "%s/%s%s", tensor->name, tensor->role, rs_box_format(box, text, sizeof text));
+    rs_status status = name.status;
+    if (status == RS_OK)
+        status = rs_pool_text(&o->pool, name.data, name.length, &s->is.name);
+    rs_text_fini(&name);
+    o->shards.count += status == RS_OK;
     return status;
 }
 
-static void free_names(char **names, size_t count)
+/* Cuts the box along dimension `dim` and, where one index of it is too much, along those behind. */
+static rs_status cut(own *o, const rs_logical *tensor, const rs_box *box, int dim, int64_t most)
 {
-    for (size_t i = 0; i < count && names != NULL; i++)
-        free(names[i]);
-    free(names);
+    int64_t inner = 1;
+    for (int d = dim + 1; d < box->ndim; d++)
+        inner *= box->extent[d];
+    if (dim == box->ndim || rs_box_is_empty(box) || rs_box_volume(box) <= most)
+        return add_shard(o, tensor, box);
+    int64_t rows = rs_max64(most / inner, 1);
+    for (int64_t at = 0; at < box->extent[dim]; at += rows) {
+        rs_box part = *box;
+        part.offset[dim] += at;
+        part.extent[dim] = rs_min64(rows, box->extent[dim] - at);
+        if (inner > most)
+            RS_TRY(cut(o, tensor, &part, dim + 1, most));
+        else
+            RS_TRY(add_shard(o, tensor, &part));
+    }
+    return RS_OK;
 }
 
-rs_status rs_write_native(rs_writing *w)
+static rs_status cut_all(const rs_writing *w, own *o)
 {
-    char **names = NULL, aside[RS_NATIVE_NAME], *folder = NULL, *record = NULL, *extras = NULL;
-    json_t *step = json_object_get(w->extras, "step");
-    rs_save_name name = {w->folder, json_integer_value(step), JOB};
-    rs_save_about about = {w->catalog->layout != NULL ? w->catalog->layout : "dp=1", 1, NULL};
-    const rs_safetensors_note notes[] = {{"format", "reshard"}, {"job", JOB}, {"rank", "0"}};
-    rs_space *space = NULL;
-    int64_t bytes;
-    json_t *shards = json_array(), *root = NULL;
-    json_t *own = json_object_get(w->extras, "extras");
-    bool native = strcmp(w->catalog->format, "native") == 0;
-    rs_status status = shards != NULL ? RS_OK : rs_error_memory(1);
-    if (status != RS_OK)
-        return status;
-    RS_TRY_GOTO(rs_logical_list_space(w->catalog, &w->tensors, &space), out);
-    RS_TRY_GOTO(make_names(w, &names), out);
-    RS_TRY_GOTO(rs_save_prepare(&name), out);
-    RS_TRY_GOTO(rs_native_aside_name(&name, aside), out);
-    RS_TRY_GOTO(rs_path_join(w->folder, aside, &folder), out);
-    rs_rows rows = {folder, "rank-00000.safetensors", 0, w->tensors.count,
-        (const char *const *)names, notes, 3, shards};
-    RS_TRY_GOTO(rs_write_rows(w, &rows, &bytes), out);
-    root = json_pack("{s:s,s:i,s:I,s:O}", "name", "rank-00000.safetensors", "rank", 0, "bytes",
-        (json_int_t)bytes, "shards", shards);
-    record = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
-    extras = json_dumps(native ? own : w->extras, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    if (record == NULL || extras == NULL)
-        RS_TRY_GOTO(rs_error_memory(1), out);
-    about.extras = extras;
-    RS_TRY_GOTO(rs_save_commit(&name, space, &about, (const char *const *)&record, 1), out);
+    int64_t bytes = rs_max64(SHARD_BYTES, rs_round_up(w->report.bytes / SHARDS_MOST, SHARD_BYTES));
+    for (size_t i = 0; i < w->tensors.count; i++) {
+        const rs_logical *t = &w->tensors.items[i];
+        RS_TRY(cut(o, t, &t->box, 0, bytes / (int64_t)rs_dtype_size(t->dtype)));
+    }
+    return RS_OK;
+}
+
+/* ---- files ---- */
+
+static rs_status plan_file(rs_writing *w, own *o, const char *folder, size_t first, size_t end)
+{
+    char name[RS_NATIVE_NAME], path[2 * RS_NATIVE_NAME + 1], rank[16];
+    size_t count = end - first;
+    rs_status status = RS_OK;
+    const rs_logical **tensors = rs_calloc(count, sizeof *tensors);
+    const char **names = rs_calloc(count, sizeof *names);
+    size_t *parts = rs_calloc(count, sizeof *parts);
+    if (tensors == NULL || names == NULL || parts == NULL)
+        RS_TRY_GOTO(rs_error_memory(count * sizeof *tensors), out);
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = &o->shards.items[first + i].is;
+        names[i] = tensors[i]->name;
+    }
+    snprintf(rank, sizeof rank, "%d", o->files);
+    const rs_safetensors_note notes[] = {{"format", "reshard"}, {"job", JOB}, {"rank", rank}};
+    snprintf(path, sizeof path, "%s/%s", folder, rs_native_file_name(o->files, name));
+    RS_TRY_GOTO(rs_output_file(&w->output, path), out);
+    RS_TRY_GOTO(rs_safetensors_output(&w->output, tensors, names, count, notes, 3,
+                    RS_OUTPUT_XXH3 | RS_OUTPUT_CONTENT, parts),
+        out);
+    for (size_t i = 0; i < count; i++) {
+        o->shards.items[first + i].part = parts[i];
+        o->shards.items[first + i].file = o->files;
+    }
+    o->files++;
 out:
-    free(extras);
-    free(record);
-    free(folder);
-    free_names(names, w->tensors.count);
+    free(tensors);
+    free(names);
+    free(parts);
+    return status;
+}
+
+static int64_t step_of(const rs_writing *w)
+{
+    return json_integer_value(json_object_get(w->extras, "step"));
+}
+
+static rs_status plan(rs_writing *w)
+{
+    char folder[RS_NATIVE_NAME];
+    rs_save_name name = {"", step_of(w), JOB};
+    own *o = rs_calloc(1, sizeof *o);
+    if (o == NULL)
+        return rs_error_memory(sizeof *o);
+    w->own = o;
+    RS_TRY(rs_logical_list_space(w->catalog, &w->tensors, &o->space));
+    RS_TRY(rs_native_aside_name(&name, folder));
+    RS_TRY(cut_all(w, o));
+    int64_t most = rs_writing_shard_bytes(w);
+    for (size_t first = 0, end; first < o->shards.count; first = end) {
+        int64_t bytes = 0;
+        for (end = first; end < o->shards.count; end++) {
+            int64_t more = o->shards.items[end].is.bytes;
+            if (end > first && bytes + more > most)
+                break;
+            bytes += more;
+        }
+        RS_TRY(plan_file(w, o, folder, first, end));
+    }
+    return RS_OK;
+}
+
+/* ---- the manifest ---- */
+
+static json_t *numbers(const int64_t *from, int count)
+{
+    json_t *array = json_array();
+    for (int d = 0; d < count && array != NULL; d++)
+        json_array_append_new(array, json_integer(from[d]));
+    return array;
+}
+
+static json_t *shard_json(const rs_writing *w, const shard *s)
+{
+    const rs_output_part *part = &w->output.parts.items[s->part];
+    char hash[17], sum[33];
+    snprintf(hash, sizeof hash, "%016" PRIx64, part->xxh3);
+    snprintf(
+        sum, sizeof sum, "%016" PRIx64 "%016" PRIx64, part->content.lane[0], part->content.lane[1]);
+    return json_pack("{s:s,s:s,s:o,s:o,s:I,s:s,s:s}", "tensor", s->tensor, "role", s->is.role,
+        "offset", numbers(s->is.box.offset, s->is.box.ndim), "extent",
+        numbers(s->is.box.extent, s->is.box.ndim), "at", (json_int_t)part->offset, "xxh3", hash,
+        "sum", sum);
+}
+
+/* What the manifest says of a file. */
+static rs_status record_of(const rs_writing *w, const own *o, int file, char **out)
+{
+    char name[RS_NATIVE_NAME];
+    json_t *shards = json_array();
+    bool bad = shards == NULL;
+    for (size_t i = 0; i < o->shards.count && !bad; i++)
+        if (o->shards.items[i].file == file && o->shards.items[i].is.bytes > 0)
+            bad = json_array_append_new(shards, shard_json(w, &o->shards.items[i])) != 0;
+    json_t *root =
+        bad ? NULL
+            : json_pack("{s:s,s:i,s:I,s:O}", "name", rs_native_file_name(file, name), "rank", file,
+                  "bytes", (json_int_t)w->output.files.items[file].bytes, "shards", shards);
+    *out = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     json_decref(shards);
-    rs_space_destroy(space);
+    return *out != NULL ? RS_OK : rs_error_memory(1);
+}
+
+static rs_status finish(rs_writing *w)
+{
+    const own *o = w->own;
+    rs_save_name name = {w->folder, step_of(w), JOB};
+    rs_save_about about = {w->catalog->layout != NULL ? w->catalog->layout : "dp=1", 1, NULL};
+    bool native = strcmp(w->catalog->format, "native") == 0;
+    json_t *extras = w->extras;
+    char *text = NULL;
+    rs_status status = RS_OK;
+    char **records = rs_calloc((size_t)o->files, sizeof *records);
+    if (records == NULL)
+        return rs_error_memory((size_t)o->files * sizeof *records);
+    for (int i = 0; i < o->files; i++)
+        RS_TRY_GOTO(record_of(w, o, i, &records[i]), out);
+    text = json_dumps(native ? json_object_get(extras, "extras") : extras,
+        JSON_COMPACT | JSON_REAL_PRECISION(17));
+    if (text == NULL)
+        RS_TRY_GOTO(rs_error_memory(1), out);
+    about.extras = text;
+    RS_TRY_GOTO(
+        rs_save_commit(&name, o->space, &about, (const char *const *)records, (size_t)o->files),
+        out);
+out:
+    for (int i = 0; i < o->files; i++)
+        free(records[i]);
+    free(records);
+    free(text);
     return status;
 }
+
+static void fini(rs_writing *w)
+{
+    own *o = w->own;
+    if (o == NULL)
+        return;
+    rs_pool_fini(&o->pool);
+    free(o->shards.items);
+    rs_space_destroy(o->space);
+    free(o);
+}
+
+const rs_writer rs_writer_native = {
+    .name = "native", .whole = true, .plan = plan, .finish = finish, .fini = fini};

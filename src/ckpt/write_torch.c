@@ -1,27 +1,40 @@
-/* One file of torch.save (torch_state.h), written front to back. */
+/* One file of torch.save (torch_state.h). */
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "base/memory.h"
 #include "ckpt/torch_state.h"
 #include "ckpt/torch_write.h"
 #include "ckpt/writer.h"
 
-static rs_status write_part(void *context, const rs_box *part, const void *data, size_t bytes)
+static rs_status plan(rs_writing *w)
 {
-    (void)part;
-    return rs_torch_sink_write(context, data, bytes);
+    rs_torch_make *make = rs_calloc(1, sizeof *make);
+    if (make == NULL)
+        return rs_error_memory(sizeof *make);
+    w->own = make;
+    RS_TRY(rs_torch_state_make(w->catalog, &w->tensors, w->extras, w->whole, make));
+    RS_TRY(rs_output_file(&w->output, w->name));
+    return rs_torch_make_output(make, &w->output, w->tensors.items);
 }
 
-static rs_status feed(void *context, int tag, rs_torch_sink *sink)
+static rs_status complete(rs_writing *w, int file)
 {
-    rs_writing *w = context;
-    return rs_writing_stream(w, &w->tensors.items[tag], write_part, sink);
+    (void)file;
+    return rs_torch_make_complete(w->own, &w->output);
 }
 
-rs_status rs_write_torch(rs_writing *w)
+static void fini(rs_writing *w)
 {
-    rs_torch_make make = {0};
-    rs_status status = rs_torch_state_make(w->catalog, &w->tensors, w->extras, w->whole, &make);
-    if (status == RS_OK)
-        status = rs_torch_make_write(&make, w->folder, w->name, feed, w);
-    w->report.files = 1;
-    rs_torch_make_fini(&make);
-    return status;
+    rs_torch_make_fini(w->own);
+    free(w->own);
 }
+
+const rs_writer rs_writer_torch = {.name = "torch",
+    .whole = true,
+    .buffers = true,
+    .foreign = true,
+    .file = true,
+    .plan = plan,
+    .complete = complete,
+    .fini = fini};

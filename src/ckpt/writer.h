@@ -1,9 +1,9 @@
 /*
  * Writers: the table of formats that conversions write, and what a writer works with.
  *
- * A writer is given the tensors to be written and a folder of its own beside the target. It lays
- * out its files from the descriptions alone, then streams tensor after tensor into them. The
- * conversion (convert.c) chooses the tensors before and publishes the folder behind; writers know
+ * A writer is given the tensors to be written and lists the files and what stands where in them
+ * (output.h), from the descriptions alone. Copying, syncing, and putting the result where it
+ * belongs are the conversion's (convert.c), and so is choosing the tensors before; writers know
  * nothing of either.
  */
 #ifndef RS_CKPT_WRITER_H
@@ -16,7 +16,7 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/logical.h"
-#include "ckpt/safetensors.h"
+#include "ckpt/output.h"
 #include "reshard/convert.h"
 #include "reshard/status.h"
 
@@ -27,11 +27,10 @@ typedef struct rs_writing {
     bool whole;     /* the whole state is wanted, not weights alone */
     json_t *extras; /* of the source, and what the conversion says of itself */
     rs_convert_report report;
-    const char *folder; /* where it is written; empty */
-    const char *name;   /* of the target, without folders */
-    char *buffer;
-    int64_t part;      /* bytes of the buffer */
-    int64_t done, all; /* bytes of tensors */
+    const char *name; /* of the target, without folders */
+    rs_output output;
+    const char *folder; /* that was written to, from `finish` on */
+    void *own;          /* the writer's, see `fini` */
 } rs_writing;
 
 typedef struct rs_writer {
@@ -39,35 +38,25 @@ typedef struct rs_writer {
     bool whole;   /* takes the optimizer's state; else params alone */
     bool buffers; /* of weights alone: with the buffers */
     bool foreign; /* under other people's names, where the source has the trainer's own */
-    bool file;    /* the target is one file, `folder`/`name`; else the folder */
-    rs_status (*write)(rs_writing *w);
+    bool file;    /* the target is one file, `name`; else the folder */
+    /* Fills in the output. Every process of a group makes the same. */
+    rs_status (*plan)(rs_writing *w);
+    /* The checksums of the output's file of that number are known: fills its rooms
+     * (rs_output_fill). NULL: there are none. On rank 0. */
+    rs_status (*complete)(rs_writing *w, int file);
+    /* All files are written and synced: writes into `folder` what is left. NULL: nothing. On
+     * rank 0. */
+    rs_status (*finish)(rs_writing *w);
+    /* Frees `own`, which is not NULL. */
+    void (*fini)(rs_writing *w);
 } rs_writer;
 
-/* The writer of that name; NULL. */
-const rs_writer *rs_writer_find(const char *name);
-
-/* Calls for consecutive parts of the tensor, which fit the buffer, in order, and tells progress. */
-rs_status rs_writing_stream(
-    rs_writing *w, const rs_logical *tensor, rs_logical_part function, void *context) RS_MUST_CHECK;
+/* Bytes of a file's tensors at most, one tensor more, as the options say. */
+int64_t rs_writing_shard_bytes(const rs_writing *w);
 
 /* The writers, each in a file of its own. */
-rs_status rs_write_safetensors(rs_writing *w) RS_MUST_CHECK;
-rs_status rs_write_native(rs_writing *w) RS_MUST_CHECK;
-rs_status rs_write_torch(rs_writing *w) RS_MUST_CHECK;
-
-/*
- * A safetensors file with the tensors first .. end-1 as its rows, under `names`, which are theirs.
- * `shards` (may be NULL) gets what a native manifest says of each: checksum, sum, place.
- */
-typedef struct rs_rows {
-    const char *folder, *file;
-    size_t first, end;
-    const char *const *names;
-    const rs_safetensors_note *notes;
-    size_t note_count;
-    json_t *shards;
-} rs_rows;
-
-rs_status rs_write_rows(rs_writing *w, const rs_rows *rows, int64_t *file_bytes) RS_MUST_CHECK;
+extern const rs_writer rs_writer_native;
+extern const rs_writer rs_writer_safetensors;
+extern const rs_writer rs_writer_torch;
 
 #endif

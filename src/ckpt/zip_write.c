@@ -47,7 +47,7 @@ static int64_t padding(const rs_zip_record *r)
     return (ALIGNMENT - begin % ALIGNMENT) % ALIGNMENT;
 }
 
-static int64_t tail_bytes(const rs_zip_record *r)
+int64_t rs_zip_tail_bytes(const rs_zip_record *r)
 {
     return r->bytes == 0 ? 0 : long_field(r) > 0 ? 24 : 16;
 }
@@ -63,7 +63,7 @@ rs_status rs_zip_layout(rs_zip_record *records, size_t count, int64_t *bytes)
                 r->name, (long long)name);
         r->header = at;
         r->offset = at + LOCAL + name + long_field(r) + 4 + padding(r);
-        if (!rs_add_fits(r->offset, r->bytes, &at) || !rs_add_fits(at, tail_bytes(r), &at))
+        if (!rs_add_fits(r->offset, r->bytes, &at) || !rs_add_fits(at, rs_zip_tail_bytes(r), &at))
             return rs_error_set(
                 RS_ERR_UNSUPPORTED, "\"%s\": the archive's size overflows 64 bits", r->name);
         directory += CENTRAL + name + long_field(r);
@@ -141,7 +141,8 @@ static void append_entry(const rs_zip_record *r, rs_bytes *out)
 void rs_zip_end(const rs_zip_record *records, size_t count, rs_bytes *out)
 {
     const rs_zip_record *last = count > 0 ? &records[count - 1] : NULL;
-    uint64_t begin = last != NULL ? (uint64_t)(last->offset + last->bytes + tail_bytes(last)) : 0;
+    uint64_t begin =
+        last != NULL ? (uint64_t)(last->offset + last->bytes + rs_zip_tail_bytes(last)) : 0;
     size_t before = out->length;
     for (size_t i = 0; i < count; i++)
         append_entry(&records[i], out);

@@ -27,6 +27,8 @@ rs_status rs_zip_layout(rs_zip_record *records, size_t count, int64_t *bytes) RS
 /* Appends what stands before the content, behind it (its crc is known), and behind all. */
 void rs_zip_head(const rs_zip_record *record, rs_bytes *out);
 void rs_zip_tail(const rs_zip_record *record, rs_bytes *out);
+/* Bytes behind the content. */
+int64_t rs_zip_tail_bytes(const rs_zip_record *record);
 void rs_zip_end(const rs_zip_record *records, size_t count, rs_bytes *out);
 
 #endif
