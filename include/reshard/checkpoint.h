@@ -111,6 +111,13 @@ int64_t rs_checkpoint_entry_bytes(const rs_checkpoint_entry *entry);
 rs_status rs_checkpoint_read(const rs_checkpoint *checkpoint, size_t index, const rs_box *box,
     void *buffer, size_t bytes) RS_MUST_CHECK;
 
+#define RS_CHECKPOINT_ELEMENT 80
+
+/* Element `index` of packed elements as text: a number in as few digits as tell it from others of
+ * its type, "true" or "false", "(re+imj)", or the bits of opaque types ("0x3f"). Returns `text`. */
+const char *rs_checkpoint_element_text(
+    rs_dtype dtype, const void *data, int64_t index, char text[RS_CHECKPOINT_ELEMENT]);
+
 #define RS_CHECKPOINT_HASH 65
 
 /* SHA-256 over the entry's bytes in row-major order, little endian, as 64 hexadecimal digits.

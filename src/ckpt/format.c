@@ -81,7 +81,7 @@ static bool is_page(const rs_place *place)
 
 static bool is_gzip(const rs_place *place)
 {
-    return head_is(place, "\x1f\x8b");
+    return head_is(place, "\x1f\x8b") && !rs_safetensors_content(place);
 }
 
 static bool is_numpy(const rs_place *place)

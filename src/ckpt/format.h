@@ -59,6 +59,10 @@ bool rs_native_probe(const rs_place *place);
 rs_status rs_native_read(
     rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
 bool rs_safetensors_probe(const rs_place *place);
+
+/* True for what begins as a safetensors file: a length that is no other format's first bytes,
+ * though its low bytes may be. */
+bool rs_safetensors_content(const rs_place *place);
 rs_status rs_safetensors_read(
     rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
 bool rs_hub_probe(const rs_place *place);

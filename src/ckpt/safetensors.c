@@ -528,14 +528,18 @@ out:
     return status;
 }
 
+bool rs_safetensors_content(const rs_place *place)
+{
+    return !place->folder && place->bytes >= 9 && rs_le64(place->head) <= HEADER_MOST &&
+           place->head[8] == '{';
+}
+
 bool rs_safetensors_probe(const rs_place *place)
 {
     if (place->folder || place->bytes < 9)
         return false;
-    uint64_t length = rs_le64(place->head);
     const char *dot = strrchr(place->path, '.');
-    bool named = dot != NULL && strcmp(dot, ".safetensors") == 0;
-    return named || (length <= HEADER_MOST && place->head[8] == '{');
+    return rs_safetensors_content(place) || (dot != NULL && strcmp(dot, ".safetensors") == 0);
 }
 
 rs_status rs_safetensors_read(

@@ -466,7 +466,7 @@ bool rs_torch_probe(const rs_place *place)
         return false;
     bool zip = rs_le32(place->head) == 0x04034b50u;
     bool pickle = place->head[0] == 0x80 && place->head[1] >= 1 && place->head[1] <= 5;
-    return zip || pickle;
+    return zip || (pickle && !rs_safetensors_content(place));
 }
 
 rs_status rs_torch_read(

@@ -12,6 +12,7 @@ extern const cli_command cmd_stop;
 extern const cli_command cmd_plan;
 extern const cli_command cmd_layout;
 extern const cli_command cmd_inspect;
+extern const cli_command cmd_show;
 extern const cli_command cmd_convert;
 extern const cli_command cmd_verify;
 extern const cli_command cmd_worker;

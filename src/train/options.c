@@ -249,6 +249,7 @@ rs_status rs_train_options_check(rs_train_options *options)
     if (options->job[0] == '\0')
         return rs_error_set(RS_ERR_ARGUMENT, "no job directory");
     RS_TRY(rs_model_load(options->model, &model));
+    RS_TRY(rs_model_check_trainable(&model, options->seq));
     RS_TRY(rs_model_space(&model, options->dtype, &space));
     rs_status status = check_layouts(options, space);
     rs_space_destroy(space);

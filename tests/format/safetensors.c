@@ -195,22 +195,25 @@ static void test_wrong_heads(void **state)
     assert_int_equal(read_everything(path, NULL), RS_OK);
 }
 
-/* I07: headers around the sizes of internal buffers. */
+/* I07: headers around the sizes of internal buffers. I02: lengths whose bytes begin a pickle (80
+ * 02), or a gzip file (1f 8b), under any name: what begins as safetensors is safetensors. */
 static void test_header_lengths(void **state)
 {
     (void)state;
     static const size_t lengths[] = {99992, 99993, 99994, 100000, 100001, (1 << 20) - 8,
-        (1 << 20) - 7, 1 << 20, (1 << 20) + 1, 65536, 65535};
+        (1 << 20) - 7, 1 << 20, (1 << 20) + 1, 65536, 65535, 0x280, 0x580, 0x8b1f, 0x18b1f, 0x4d42};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         char *header = malloc(lengths[i] + 1);
         memset(header, ' ', lengths[i]);
         header[lengths[i]] = 0;
         const char *entry = "{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}";
         memcpy(header, entry, strlen(entry));
-        const char *path = make("padded.safetensors", header, "ab", 2);
+        for (int named = 0; named < 2; named++) {
+            const char *path = make(named ? "padded.safetensors" : "padded.bin", header, "ab", 2);
+            if (read_everything(path, NULL) != RS_OK)
+                fail_msg("header of %zu bytes: %s", lengths[i], rs_error_message());
+        }
         free(header);
-        if (read_everything(path, NULL) != RS_OK)
-            fail_msg("header of %zu bytes: %s", lengths[i], rs_error_message());
     }
 }
 
