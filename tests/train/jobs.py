@@ -48,6 +48,7 @@ class Jobs:
 
     def __init__(self, driver, mpirun):
         self.driver, self.mpirun = driver, mpirun
+        self.reshard = os.path.join(os.path.dirname(driver), "..", "reshard")  # the command
         self.folder = tempfile.mkdtemp(prefix="reshard-train-")
         self.count = 0
         self.before = set(self.arenas())
