@@ -151,7 +151,7 @@ static double sums_seconds(const rs_train_options *options)
     for (int i = 0; i < 5; i++) {
         static const rs_runs none; /* no gradient is read */
         rs_update *update;
-        if (rs_update_create(&state, &none, &update) != RS_OK)
+        if (rs_update_create(&state, rs_optimizer_find("adamw"), &none, &update) != RS_OK)
             fail("update");
         double begun = clock_seconds();
         const rs_sums *sums = rs_update_sums(update);

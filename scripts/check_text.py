@@ -30,7 +30,7 @@ USERS = {"train": ["base"], "cli": ["base", "train"]}
 HEADER_LAYER = {
     "status.h": "base", "dtype.h": "base", "version.h": "base", "group.h": "base",
     "box.h": "space", "space.h": "space", "placement.h": "space", "memory.h": "space",
-    "layout.h": "layout", "model.h": "layout",
+    "layout.h": "layout", "model.h": "layout", "optimizer.h": "layout",
     "dialect.h": "dialect",
     "plan.h": "plan",
     "arena.h": "move", "certificate.h": "move", "move.h": "move", "move_mpi.h": "move",

@@ -85,7 +85,8 @@ const char *const *rs_model_presets(void);
 rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_CHECK;
 
 /*
- * The space of training `model` with AdamW. dtype RS_DTYPE_F32: roles param, exp_avg, exp_avg_sq;
+ * The space of training `model` with AdamW; with another optimizer: rs_training_space, optimizer.h.
+ * dtype RS_DTYPE_F32: roles param, exp_avg, exp_avg_sq;
  * RS_DTYPE_BF16 or RS_DTYPE_F16: param in that type, then master, exp_avg, exp_avg_sq in float32.
  * The caller owns `*out`. RS_ERR_ARGUMENT names a number of the model that is impossible.
  * Tensors, in this order, which is the order of the local concatenation (see layout.h); L layers, H

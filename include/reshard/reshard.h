@@ -23,6 +23,7 @@
 #include "reshard/model.h"
 #include "reshard/move.h"
 #include "reshard/native.h"
+#include "reshard/optimizer.h"
 #include "reshard/placement.h"
 #include "reshard/plan.h"
 #include "reshard/space.h"

@@ -18,6 +18,8 @@ typedef struct layout_args {
     const char *layout;
     const char *model;
     const char *dtype;
+    const char *optimizer;
+    const char *freeze;
     int64_t rank;
     bool json;
 } layout_args;
@@ -29,6 +31,11 @@ static const cli_option options[] = {
         .target = offsetof(layout_args, model), .required = true},
     {CLI_CHOICE, "dtype", "D", "type of the parameters; auto: what the model states, else fp32",
         "auto", .target = offsetof(layout_args, dtype), .choices = "auto|fp32|bf16|fp16"},
+    {CLI_CHOICE, "optimizer", "O", "whose state is kept beside the parameters", "adamw",
+        .target = offsetof(layout_args, optimizer), .choices = "adamw|sgd|muon"},
+    {CLI_TEXT, "freeze", "PATTERNS",
+        "tensors without it, as patterns of names: embed.weight,layers.attn.*",
+        .target = offsetof(layout_args, freeze)},
     {CLI_INT, "rank", "R", "list the shards of this rank; -1: one line for every rank", "-1",
         .target = offsetof(layout_args, rank), .minimum = -1},
     {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(layout_args, json)},
@@ -313,7 +320,8 @@ static int run(const cli_command *command, int argc, char **argv)
     rs_layout layout;
     subject s;
     if ((code = subject_layout(command, NULL, args.layout, &layout)) >= 0 ||
-        (code = subject_load(command, args.model, args.dtype, &s)) >= 0)
+        (code = subject_load(command, args.model, args.dtype,
+             &(rs_training){args.optimizer, args.freeze}, &s)) >= 0)
         return code;
     code = show(command, &args, &s, &layout);
     subject_free(&s);

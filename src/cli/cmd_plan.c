@@ -21,7 +21,7 @@
 #include "reshard/plan.h"
 
 typedef struct plan_args {
-    const char *model, *from, *to, *dtype, *svg;
+    const char *model, *from, *to, *dtype, *optimizer, *freeze, *svg;
     int64_t ranks_per_node, rank;
     double intra, inter;
     bool json, force;
@@ -36,6 +36,11 @@ static const cli_option options[] = {
     {CLI_TEXT, "to", "L", "the layout after", .target = AT(to), .required = true},
     {CLI_CHOICE, "dtype", "D", "type of the parameters; auto: what the model states, else fp32",
         "auto", .target = AT(dtype), .choices = "auto|fp32|bf16|fp16"},
+    {CLI_CHOICE, "optimizer", "O", "whose state is kept beside the parameters", "adamw",
+        .target = AT(optimizer), .choices = "adamw|sgd|muon"},
+    {CLI_TEXT, "freeze", "PATTERNS",
+        "tensors without it, as patterns of names: embed.weight,layers.attn.*",
+        .target = AT(freeze)},
     {CLI_INT, "ranks-per-node", "N", "ranks of a node; 0: all ranks share one node", "0",
         .target = AT(ranks_per_node), .alias = "nproc-per-node"},
     {CLI_INT, "rank", "R", "also show the copies of this rank; -1: of none", "-1",
@@ -304,7 +309,8 @@ static int run(const cli_command *command, int argc, char **argv)
     if (code >= 0 || (code = subject_layout(command, "--from", args.from, &r.from)) >= 0 ||
         (code = subject_layout(command, "--to", args.to, &r.to)) >= 0 ||
         (code = check_args(command, &r)) >= 0 ||
-        (code = subject_load(command, args.model, args.dtype, &r.subject)) >= 0)
+        (code = subject_load(command, args.model, args.dtype,
+             &(rs_training){args.optimizer, args.freeze}, &r.subject)) >= 0)
         return code;
     r.how = (rs_plan_options){.ranks_per_node = (int)args.ranks_per_node, .adopt = true};
     rs_status status = make_report(&r);

@@ -23,7 +23,8 @@
 #include "train/train.h"
 
 typedef struct train_args {
-    const char *model, *data, *layout, *job, *dtype, *transport, *launcher, *arena_dir;
+    const char *model, *data, *layout, *job, *dtype, *optimizer, *freeze, *transport, *launcher,
+        *arena_dir;
     int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
     double lr, grace;
     cli_list switches, overrides;
@@ -49,6 +50,11 @@ static const cli_option train_options[] = {
     {CLI_INT, "seq", "T", "tokens of a sequence", "256", .target = AT(seq), .minimum = 1},
     {CLI_CHOICE, "dtype", "D", "type of the parameters (bf16 keeps an fp32 master copy)", "fp32",
         .target = AT(dtype), .choices = "bf16|fp32"},
+    {CLI_CHOICE, "optimizer", "O", "adamw; sgd: with momentum; muon: for matrices, AdamW beside it",
+        "adamw", .target = AT(optimizer), .choices = "adamw|sgd|muon"},
+    {CLI_TEXT, "freeze", "PATTERNS",
+        "tensors that keep their values, as patterns of names: embed.weight,layers.attn.*",
+        .target = AT(freeze)},
     {CLI_REAL, "lr", "RATE", "peak learning rate", "3e-4", .target = AT(lr)},
     {CLI_INT, "warmup", "N", "steps until the peak rate", "10", .target = AT(warmup)},
     {CLI_INT, "seed", "S", "makes the initial weights", "0", .target = AT(seed)},
@@ -116,6 +122,8 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
     RS_TRY(take_text(o->model, sizeof o->model, a->model, "model"));
     RS_TRY(take_text(o->data, sizeof o->data, a->data, "data"));
     RS_TRY(take_text(o->job, sizeof o->job, a->job, "job"));
+    RS_TRY(take_text(o->optimizer, sizeof o->optimizer, a->optimizer, "optimizer"));
+    RS_TRY(take_text(o->freeze, sizeof o->freeze, a->freeze, "freeze"));
     RS_TRY(take_text(o->layout, sizeof o->layout, a->layout, "layout"));
     if (strcmp(a->arena_dir, "/dev/shm") != 0)
         RS_TRY(take_text(o->arena_dir, sizeof o->arena_dir, a->arena_dir, "arena-dir"));

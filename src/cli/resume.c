@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "reshard/native.h"
 
-typedef enum value_kind { PATH, INTEGER, UNSIGNED, REAL, DTYPE } value_kind;
+typedef enum value_kind { PATH, TEXT, INTEGER, UNSIGNED, REAL, DTYPE } value_kind;
 
 typedef struct row {
     const char *key;    /* in the checkpoint */
@@ -25,23 +25,31 @@ typedef struct row {
     const char *alias;
     value_kind kind;
     size_t at;
-    bool free;  /* may differ */
-    bool loose; /* may be overridden */
+    bool free;          /* may differ */
+    bool loose;         /* may be overridden */
+    const char *absent; /* TEXT: what a checkpoint means that does not say it; else it must */
+    size_t size;        /* of TEXT */
 } row;
 
 #define AT(member) offsetof(rs_train_options, member)
 
 static const row rows[] = {
-    {"model", "model", NULL, PATH, AT(model), false, false},
-    {"data", "data", NULL, PATH, AT(data), false, true},
-    {"dtype", "dtype", NULL, DTYPE, AT(dtype), false, false},
-    {"seed", "seed", NULL, UNSIGNED, AT(seed), false, true},
-    {"lr", "lr", NULL, REAL, AT(lr), false, true},
-    {"warmup", "warmup", NULL, INTEGER, AT(warmup), false, true},
-    {"steps", "steps", NULL, INTEGER, AT(steps), false, true},
-    {"global_batch", "global-batch", "global-batch-size", INTEGER, AT(global_batch), false, false},
-    {"seq", "seq", NULL, INTEGER, AT(seq), false, false},
-    {"micro_batch", "micro-batch", "micro-batch-size", INTEGER, AT(micro_batch), true, false},
+    {"model", "model", NULL, PATH, AT(model), false, false, NULL, 0},
+    {"data", "data", NULL, PATH, AT(data), false, true, NULL, 0},
+    {"dtype", "dtype", NULL, DTYPE, AT(dtype), false, false, NULL, 0},
+    {"optimizer", "optimizer", NULL, TEXT, AT(optimizer), false, false, "adamw",
+        sizeof((rs_train_options *)0)->optimizer},
+    {"freeze", "freeze", NULL, TEXT, AT(freeze), false, false, "",
+        sizeof((rs_train_options *)0)->freeze},
+    {"seed", "seed", NULL, UNSIGNED, AT(seed), false, true, NULL, 0},
+    {"lr", "lr", NULL, REAL, AT(lr), false, true, NULL, 0},
+    {"warmup", "warmup", NULL, INTEGER, AT(warmup), false, true, NULL, 0},
+    {"steps", "steps", NULL, INTEGER, AT(steps), false, true, NULL, 0},
+    {"global_batch", "global-batch", "global-batch-size", INTEGER, AT(global_batch), false, false,
+        NULL, 0},
+    {"seq", "seq", NULL, INTEGER, AT(seq), false, false, NULL, 0},
+    {"micro_batch", "micro-batch", "micro-batch-size", INTEGER, AT(micro_batch), true, false, NULL,
+        0},
 };
 
 #define ROWS (sizeof rows / sizeof *rows)
@@ -81,6 +89,8 @@ static bool is_same(const rs_train_options *o, const row *r, const json_t *value
     switch (r->kind) {
     case PATH:
         return same_path(at, json_string_value(value));
+    case TEXT:
+        return strcmp(at, json_string_value(value)) == 0;
     case INTEGER:
         return *(const int64_t *)at == json_integer_value(value);
     case UNSIGNED:
@@ -95,6 +105,8 @@ static bool is_same(const rs_train_options *o, const row *r, const json_t *value
 
 static bool is_of_kind(value_kind kind, const json_t *value)
 {
+    if (kind == TEXT)
+        return json_is_string(value);
     if (kind == PATH)
         return json_is_string(value) && json_string_length(value) < RS_TRAIN_PATH;
     if (kind == DTYPE)
@@ -108,6 +120,9 @@ static void take(rs_train_options *o, const row *r, const json_t *value)
     switch (r->kind) {
     case PATH:
         snprintf(at, RS_TRAIN_PATH, "%s", json_string_value(value));
+        break;
+    case TEXT:
+        snprintf(at, r->size, "%s", json_string_value(value));
         break;
     case INTEGER:
         *(int64_t *)at = json_integer_value(value);
@@ -124,13 +139,9 @@ static void take(rs_train_options *o, const row *r, const json_t *value)
     }
 }
 
-static rs_status apply_row(rs_train_options *o, const row *r, const json_t *training,
+static rs_status apply_value(rs_train_options *o, const row *r, const json_t *value,
     const cli_list *overrides, int argc, char **argv)
 {
-    const json_t *value = json_object_get(training, r->key);
-    if (!is_of_kind(r->kind, value))
-        return rs_error_set(
-            RS_ERR_MALFORMED, "%s: its checkpoint does not say the run's \"%s\"", o->job, r->key);
     bool given = is_given(r->option, argc, argv) || is_given(r->alias, argc, argv);
     if (!given) {
         take(o, r, value);
@@ -144,6 +155,23 @@ static rs_status apply_row(rs_train_options *o, const row *r, const json_t *trai
             r->option, text != NULL ? text : "another", r->loose ? ", or add --override " : "",
             r->loose ? r->option : "");
     free(text);
+    return status;
+}
+
+static rs_status apply_row(rs_train_options *o, const row *r, const json_t *training,
+    const cli_list *overrides, int argc, char **argv)
+{
+    json_t *absent = r->absent != NULL ? json_string(r->absent) : NULL;
+    const json_t *value = json_object_get(training, r->key);
+    if (value == NULL)
+        value = absent;
+    rs_status status;
+    if (is_of_kind(r->kind, value))
+        status = apply_value(o, r, value, overrides, argc, argv);
+    else
+        status = rs_error_set(
+            RS_ERR_MALFORMED, "%s: its checkpoint does not say the run's \"%s\"", o->job, r->key);
+    json_decref(absent);
     return status;
 }
 

@@ -70,7 +70,7 @@ static rs_status estimate(const rs_train_options *options, need *out)
     int64_t bytes = 0;
     need most = {0};
     RS_TRY(rs_model_load(options->model, &model));
-    RS_TRY(rs_model_space(&model, options->dtype, &space));
+    RS_TRY(rs_train_space(options, &model, &space));
     rs_status status = add_transition(options, space, options->layout, &placement, &bytes, &most);
     for (size_t i = 0; i < options->switch_count && status == RS_OK; i++)
         status =

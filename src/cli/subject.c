@@ -11,7 +11,8 @@
 #include "base/text.h"
 #include "reshard/plan.h"
 
-int subject_load(const cli_command *command, const char *model, const char *dtype, subject *out)
+int subject_load(const cli_command *command, const char *model, const char *dtype,
+    const rs_training *training, subject *out)
 {
     subject s = {0};
     rs_status status = rs_model_load(model, &s.model);
@@ -25,7 +26,7 @@ int subject_load(const cli_command *command, const char *model, const char *dtyp
             return cli_error(
                 command, CLI_USAGE, "--dtype: wanted fp32, bf16 or fp16, found '%s'", dtype);
     }
-    status = rs_model_space(&s.model, s.dtype, &s.space);
+    status = rs_training_space(&s.model, s.dtype, training, &s.space);
     if (status != RS_OK)
         return cli_fail(command, status, "--model");
     *out = s;

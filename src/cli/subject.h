@@ -11,6 +11,7 @@
 #include "cli/options.h"
 #include "reshard/layout.h"
 #include "reshard/model.h"
+#include "reshard/optimizer.h"
 #include "reshard/placement.h"
 #include "reshard/space.h"
 
@@ -22,7 +23,8 @@ typedef struct subject {
 
 /* Loads --model; `dtype` is "auto" (what the model states, else fp32) or an element type. -1, or
  * the exit code after an error message; then nothing has to be released. */
-int subject_load(const cli_command *command, const char *model, const char *dtype, subject *out);
+int subject_load(const cli_command *command, const char *model, const char *dtype,
+    const rs_training *training, subject *out);
 void subject_free(subject *s);
 
 /* A layout given as `option` ("--from"). -1 or the exit code. */

@@ -228,7 +228,9 @@ static rs_status check_tensors(const rs_space *space)
                 rs_space_tensor(space, i)->name);
     for (int i = 0; i < rs_space_tensor_count(space); i++)
         for (int r = 0; r < rs_space_role_count(space); r++)
-            if (rs_space_dtype(space, i, r) != rs_space_role(space, r)->dtype)
+            if (rs_space_dtype(space, i, r) != rs_space_role(space, r)->dtype &&
+                (rs_space_dtype(space, i, r) != RS_DTYPE_NONE ||
+                    rs_space_role(space, r)->role_class != RS_ROLE_OPTIMIZER))
                 return rs_error_set(RS_ERR_UNSUPPORTED,
                     "tensor %s, role %s: the trainer wants one element type for all tensors, this "
                     "one has %s",
@@ -237,11 +239,50 @@ static rs_status check_tensors(const rs_space *space)
     return RS_OK;
 }
 
+/* Whether ZeRO cuts two roles of a job that differ in their tensors, and which. */
+static bool finds_unlike_roles(
+    const rs_layout *layout, const rs_space *space, int *tensor, int *role)
+{
+    int first = -1;
+    for (int r = 0; r < rs_space_role_count(space); r++) {
+        if (!rs_layout_shards_class(layout, rs_space_role(space, r)->role_class))
+            continue;
+        first = first < 0 ? r : first;
+        *role = r;
+        for (*tensor = 0; *tensor < rs_space_tensor_count(space); ++*tensor)
+            if ((rs_space_dtype(space, *tensor, r) == RS_DTYPE_NONE) !=
+                (rs_space_dtype(space, *tensor, first) == RS_DTYPE_NONE))
+                return true;
+    }
+    return false;
+}
+
+/* Who updates an element must have all its roles. Cut by parameter they go together; in
+ * concatenations they do only if these are of the same tensors. */
+static rs_status check_roles(const rs_layout *layout, const rs_space *space)
+{
+    int tensor, role;
+    if (layout->zero_cut != RS_CUT_CONCAT || rs_layout_shard_group(layout, false) == 1 ||
+        !finds_unlike_roles(layout, space, &tensor, &role))
+        return RS_OK;
+    rs_layout fits = *layout;
+    fits.zero_cut = RS_CUT_PARAM;
+    char text[RS_LAYOUT_TEXT];
+    char nearest[RS_LAYOUT_TEXT];
+    return rs_error_set(RS_ERR_ARGUMENT,
+        "layout %s: role %s is not of the same tensors as the others (see tensor %s), so their "
+        "concatenations would be cut at different places, and nobody could update; the nearest "
+        "that fits is %s",
+        rs_layout_format(layout, text), rs_space_role(space, role)->name,
+        rs_space_tensor(space, tensor)->name, rs_layout_format(&fits, nearest));
+}
+
 rs_status rs_layout_check_trainable(const rs_layout *layout, const rs_space *space)
 {
     RS_TRY(rs_layout_check(layout));
     RS_TRY(rs_layout_check_stages(layout, space));
     RS_TRY(check_layers(layout, space));
+    RS_TRY(check_roles(layout, space));
     rs_layout fits;
     const char *what = missing_axis(layout, &fits);
     if (what != NULL) {

@@ -212,17 +212,6 @@ static rs_tensor tensor_of(const rs_model *model, const row *of, int64_t first, 
     return tensor;
 }
 
-static rs_status add_roles(rs_space *space, rs_dtype dtype)
-{
-    const rs_role roles[] = {{"param", dtype, RS_ROLE_MODEL},
-        {"master", RS_DTYPE_F32, RS_ROLE_OPTIMIZER}, {"exp_avg", RS_DTYPE_F32, RS_ROLE_OPTIMIZER},
-        {"exp_avg_sq", RS_DTYPE_F32, RS_ROLE_OPTIMIZER}};
-    for (size_t r = 0; r < sizeof roles / sizeof *roles; r++)
-        if (dtype != RS_DTYPE_F32 || strcmp(roles[r].name, "master") != 0)
-            RS_TRY(rs_space_add_role(space, &roles[r], NULL));
-    return RS_OK;
-}
-
 /* A router's bias is moved by a rule, not by gradients: it has a value and no more, in float32. */
 static rs_status set_router_bias(rs_space *space)
 {
@@ -252,6 +241,14 @@ static rs_status set_facts(const rs_model *model, rs_space *space)
 
 rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out)
 {
+    return rs_training_space(model, dtype, &(rs_training){0}, out);
+}
+
+rs_status rs_training_space(
+    const rs_model *model, rs_dtype dtype, const rs_training *training, rs_space **out)
+{
+    const rs_optimizer *optimizer;
+    RS_TRY(rs_training_optimizer(training, &optimizer));
     if (dtype != RS_DTYPE_F32 && dtype != RS_DTYPE_BF16 && dtype != RS_DTYPE_F16)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "parameters of type %s: float32, bfloat16 or float16 is possible",
@@ -262,7 +259,7 @@ rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out)
     rs_space *space;
     unsigned switches = switches_of(model);
     RS_TRY(rs_space_create(&space));
-    RS_TRY_GOTO(add_roles(space, dtype), fail);
+    RS_TRY_GOTO(rs_training_add_roles(space, dtype, optimizer), fail);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         int64_t layers;
         int64_t first = layers_of(model, rows[i].layers, &layers);
@@ -271,6 +268,7 @@ rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out)
         rs_tensor tensor = tensor_of(model, &rows[i], first, layers);
         RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, NULL), fail);
     }
+    RS_TRY_GOTO(rs_training_set_roles(space, training, optimizer), fail);
     RS_TRY_GOTO(set_router_bias(space), fail);
     RS_TRY_GOTO(set_facts(model, space), fail);
     *out = space;

@@ -82,7 +82,7 @@ static rs_status open_local(rs_job *job)
     const rs_train_options *o = job->options;
     const char *folder = o->arena_dir[0] != '\0' ? o->arena_dir : NULL;
     RS_TRY(rs_model_load(o->model, &job->model));
-    RS_TRY(rs_model_space(&job->model, o->dtype, &job->space));
+    RS_TRY(rs_train_space(o, &job->model, &job->space));
     RS_TRY(rs_data_open(o->data, o->seq, job->model.vocab, &job->data));
     job->sums = rs_calloc(rs_sums_word_count(job->space), sizeof *job->sums);
     if (job->sums == NULL)

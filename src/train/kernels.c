@@ -64,7 +64,8 @@ void rs_product_input_gradient(int64_t rows, int64_t in, int64_t out, const floa
 void rs_product_weight_gradient(int64_t rows, int64_t in, int64_t out, const float *dy, int64_t ldy,
     const float *x, int64_t ldx, float *dw)
 {
-    product(CblasTrans, CblasNoTrans, out, in, rows, dy, ldy, x, ldx, true, dw, in);
+    if (dw != NULL)
+        product(CblasTrans, CblasNoTrans, out, in, rows, dy, ldy, x, ldx, true, dw, in);
 }
 
 /* Runs `call` for blocks of rows [begin, end). */
@@ -323,6 +324,8 @@ RS_CLONES static void add_columns(
 
 void rs_add_rows(int threads, int64_t rows, int64_t width, const float *x, int64_t ld, float *sum)
 {
+    if (sum == NULL)
+        return;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t begin = 0; begin < width; begin += COLUMNS)
         add_columns(rows, begin, rs_min64(begin + COLUMNS, width), x, ld, sum);

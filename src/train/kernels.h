@@ -17,7 +17,8 @@ int rs_product_threads(void);
 
 /*
  * The three products of a linear layer y = x W^T, x [rows, in], W [out, in], y [rows, out]; W and
- * its gradient have no gaps. `keep` adds to what the result holds; without it, it is overwritten.
+ * its gradient have no gaps. A gradient of weights that is NULL is not wanted. `keep` adds to what
+ * the result holds; without it, it is overwritten.
  */
 void rs_product_forward(int64_t rows, int64_t in, int64_t out, const float *x, int64_t ldx,
     const float *w, float *y, int64_t ldy, bool keep);
@@ -66,7 +67,7 @@ void rs_swiglu_weighted_backward(int threads, int64_t rows, int64_t width, float
 /* x[r] += bias. */
 void rs_add_bias(int threads, int64_t rows, int64_t width, const float *bias, float *x, int64_t ld);
 
-/* sum += the rows of x. */
+/* sum += the rows of x; nothing for NULL. */
 void rs_add_rows(int threads, int64_t rows, int64_t width, const float *x, int64_t ld, float *sum);
 
 /* out = x + y + bias over [rows, width]; `bias` may be NULL, `out` may be `x` or `y`. */

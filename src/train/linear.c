@@ -19,7 +19,8 @@ static int64_t take_run(const rs_linears *layers, int64_t width, int *next)
     int64_t rows = first->rows;
     for (*next += 1; *next < layers->count; *next += 1) {
         const rs_linear *following = &layers->items[*next];
-        if (following->rows > 0 && following->matrix != first->matrix + rows * width)
+        bool follows = first->matrix != NULL && following->matrix == first->matrix + rows * width;
+        if (following->rows > 0 && !follows)
             break;
         rows += following->rows;
     }

@@ -28,7 +28,7 @@ void rs_linears_forward(int threads, const rs_linears *weights, int64_t width, i
     const float *x, float *y);
 
 /* dx [tokens, width] = dy W, added to it with `keep`; the gradients of W and bias, added to
- * `gradients`. */
+ * `gradients`, where these are not NULL. */
 void rs_linears_backward(int threads, const rs_linears *weights, const rs_linears *gradients,
     int64_t width, int64_t tokens, const float *x, const float *dy, bool keep, float *dx);
 

@@ -30,7 +30,7 @@ void rs_embed_forward(int64_t rows, int64_t hidden, const uint8_t *tokens, const
 RS_CLONES void rs_embed_backward(int64_t rows, int64_t hidden, const uint8_t *tokens,
     const float *dx, int64_t vocab_begin, int64_t vocab_end, float *dembed)
 {
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows && dembed != NULL; r++) {
         if (tokens[r] < vocab_begin || tokens[r] >= vocab_end)
             continue;
         float *restrict to = dembed + (tokens[r] - vocab_begin) * hidden;

@@ -12,7 +12,7 @@
 void rs_embed_forward(int64_t rows, int64_t hidden, const uint8_t *tokens, const float *embed,
     int64_t vocab_begin, int64_t vocab_end, float *out);
 
-/* dembed[token - vocab_begin] += dx[r], in the order of r. */
+/* dembed[token - vocab_begin] += dx[r], in the order of r; nothing for NULL. */
 void rs_embed_backward(int64_t rows, int64_t hidden, const uint8_t *tokens, const float *dx,
     int64_t vocab_begin, int64_t vocab_end, float *dembed);
 

@@ -23,6 +23,7 @@
 #include "base/memory.h"
 #include "reshard/model.h"
 #include "train/control.h"
+#include "train/method.h"
 
 typedef enum member_kind { TEXT, INTEGER, SMALL, UNSIGNED, REAL, FLAG } member_kind;
 
@@ -57,6 +58,8 @@ static const member members[] = {
     {"tight", FLAG, AT(tight), 0},
     {"window", INTEGER, AT(window), 0},
     {"threads", SMALL, AT(threads), 0},
+    TEXT_AT("optimizer", optimizer),
+    TEXT_AT("freeze", freeze),
     {"save_every", INTEGER, AT(save_every), 0},
     {"save_minutes", REAL, AT(save_minutes), 0},
     {"save_on_exit", FLAG, AT(save_on_exit), 0},
@@ -83,6 +86,7 @@ void rs_train_options_init(rs_train_options *options)
 {
     memset(options, 0, sizeof *options);
     snprintf(options->layout, sizeof options->layout, "dp=1");
+    snprintf(options->optimizer, sizeof options->optimizer, "adamw");
     options->seq = 256;
     options->global_batch = 8;
     options->micro_batch = 2;
@@ -240,6 +244,31 @@ static rs_status check_layouts(rs_train_options *options, const rs_space *space)
     return RS_OK;
 }
 
+rs_status rs_train_space(const rs_train_options *options, const rs_model *model, rs_space **out)
+{
+    const rs_training training = {options->optimizer, options->freeze};
+    return rs_training_space(model, options->dtype, &training, out);
+}
+
+const rs_optimizer *rs_train_optimizer(const rs_train_options *options)
+{
+    return rs_optimizer_find(options->optimizer);
+}
+
+/* The trainer must compute what the optimizer does to each tensor. */
+static rs_status check_methods(const rs_train_options *options, const rs_space *space)
+{
+    const rs_optimizer *chosen = rs_train_optimizer(options);
+    for (int t = 0; t < rs_space_tensor_count(space); t++) {
+        const rs_optimizer *own = rs_optimizer_for(chosen, rs_space_tensor(space, t));
+        if (rs_method_of(own) == NULL)
+            return rs_error_set(RS_ERR_UNSUPPORTED,
+                "optimizer %s: the trainer does not compute it, reshard plan does place its state",
+                own->name);
+    }
+    return RS_OK;
+}
+
 rs_status rs_train_options_check(rs_train_options *options)
 {
     rs_model model;
@@ -250,8 +279,10 @@ rs_status rs_train_options_check(rs_train_options *options)
         return rs_error_set(RS_ERR_ARGUMENT, "no job directory");
     RS_TRY(rs_model_load(options->model, &model));
     RS_TRY(rs_model_check_trainable(&model, options->seq));
-    RS_TRY(rs_model_space(&model, options->dtype, &space));
-    rs_status status = check_layouts(options, space);
+    RS_TRY(rs_train_space(options, &model, &space));
+    rs_status status = check_methods(options, space);
+    if (status == RS_OK)
+        status = check_layouts(options, space);
     rs_space_destroy(space);
     return status;
 }

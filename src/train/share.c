@@ -227,7 +227,7 @@ void rs_share_gather_begin(rs_flight *f, int block, const rs_runs *from, void *t
         rs_runs_read(from, (size_t)f->width, run->begin, run->end, there);
         if (own->end == own->first + 1)
             mine = there;
-        else
+        else if (s->size > 1)
             memcpy(next, there, (size_t)bytes);
         next += bytes;
     }

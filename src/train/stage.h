@@ -91,7 +91,7 @@ typedef struct rs_stage_layer {
     float *shared_switch; /* [1, H] */
 } rs_stage_layer;
 
-/* All local weights, or all local gradients (same shapes). */
+/* All local weights, or all local gradients (same shapes). A gradient that is NULL is not made. */
 typedef struct rs_stage_tensors {
     float *embed;           /* [V local, H]; first stage, and last stage of a tied model */
     rs_stage_layer *layers; /* layer_end - layer_begin of them */

@@ -45,6 +45,16 @@ fail:
     return status;
 }
 
+/* Whether some tensor lacks a role. */
+static bool has_unlike_roles(const rs_space *space)
+{
+    for (int t = 0; t < rs_space_tensor_count(space); t++)
+        for (int r = 0; r < rs_space_role_count(space); r++)
+            if (rs_space_dtype(space, t, r) == RS_DTYPE_NONE)
+                return true;
+    return false;
+}
+
 rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank, rs_state *out)
 {
     memset(out, 0, sizeof *out);
@@ -53,10 +63,12 @@ rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank
     out->rank = rank;
     out->holds = rank < rs_layout_world(layout);
     out->blocks = rs_layout_block_count(space);
-    out->roles = (rs_roles){rs_space_find_role(space, "param"), rs_space_find_role(space, "master"),
-        rs_space_find_role(space, "exp_avg"), rs_space_find_role(space, "exp_avg_sq")};
+    out->roles =
+        (rs_roles){rs_space_find_role(space, "param"), rs_space_find_role(space, "master")};
     rs_layout flat = *layout, whole = *layout;
     flat.zero = 3;
+    if (layout->zero == 0 && has_unlike_roles(space))
+        flat.zero_cut = RS_CUT_PARAM; /* so that all roles of a tensor are cut alike */
     whole.zero = 0;
     RS_TRY(make_bare(space, &out->bare));
     RS_TRY(rs_layout_placement(out->bare, &whole, &out->whole));

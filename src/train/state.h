@@ -20,8 +20,6 @@
 typedef struct rs_roles {
     int param;
     int master;
-    int exp_avg;
-    int exp_avg_sq;
 } rs_roles;
 
 typedef struct rs_state {

@@ -165,11 +165,22 @@ static rs_status make_weights(rs_supply *s)
     return RS_OK;
 }
 
+/* Tensors that are not trained have no gradient. */
+static void drop_frozen(const rs_state *state, rs_binding_list *list)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < list->count; i++)
+        if (rs_state_update_role(state, list->items[i].tensor) >= 0)
+            list->items[kept++] = list->items[i];
+    list->count = kept;
+}
+
 static rs_status make_gradients(rs_supply *s)
 {
     const rs_state *state = s->setup.state;
     int64_t elements = rs_state_elements(state);
     const rs_runs *piece = rs_share_piece(s->update);
+    drop_frozen(state, &s->gradients);
     RS_TRY(make_floats(&s->piece, rs_runs_elements(piece)));
     for (size_t i = 0; i < piece->count; i++)
         RS_TRY(rs_runs_add(&s->piece_runs, &piece->items[i]));

@@ -20,6 +20,8 @@
 
 #include "reshard/dtype.h"
 #include "reshard/layout.h"
+#include "reshard/model.h"
+#include "reshard/optimizer.h"
 #include "reshard/status.h"
 
 #define RS_TRAIN_PATH 4096
@@ -63,11 +65,13 @@ typedef struct rs_train_options {
         *switches; /* in the order in which they act; owned, see rs_train_options_fini */
     size_t switch_count;
     int64_t steps;
-    int ranks;            /* 0: as many as the largest layout named needs */
-    int64_t global_batch; /* sequences of a step */
-    int64_t micro_batch;  /* sequences of a forward pass */
-    int64_t seq;          /* tokens of a sequence */
-    rs_dtype dtype;       /* of the parameters: RS_DTYPE_F32 or RS_DTYPE_BF16 */
+    int ranks;                  /* 0: as many as the largest layout named needs */
+    int64_t global_batch;       /* sequences of a step */
+    int64_t micro_batch;        /* sequences of a forward pass */
+    int64_t seq;                /* tokens of a sequence */
+    rs_dtype dtype;             /* of the parameters: RS_DTYPE_F32 or RS_DTYPE_BF16 */
+    char optimizer[32];         /* see optimizer.h */
+    char freeze[RS_TRAIN_PATH]; /* patterns of tensors that are not trained; "": none */
     double lr;
     int64_t warmup; /* steps */
     uint64_t seed;
@@ -89,6 +93,11 @@ typedef struct rs_train_options {
 /* Defaults: seq 256, global batch 8, micro-batch 2, fp32, lr 3e-4, 10 warm-up steps, one thread. */
 void rs_train_options_init(rs_train_options *options);
 void rs_train_options_fini(rs_train_options *options);
+
+/* The space of the job's state, and its optimizer, once its name was checked. Local. */
+rs_status rs_train_space(
+    const rs_train_options *options, const rs_model *model, rs_space **out) RS_MUST_CHECK;
+const rs_optimizer *rs_train_optimizer(const rs_train_options *options);
 
 /* Appends a switch, written "STEP:LAYOUT". RS_ERR_ARGUMENT says what is wrong with the text. */
 rs_status rs_train_options_add_switch(rs_train_options *options, const char *text) RS_MUST_CHECK;

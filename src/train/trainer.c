@@ -105,13 +105,13 @@ static rs_status make_shared(rs_trainer *e)
 
 /* ---- what tp ranks share ---- */
 
-/* Copies between the buffer, at `*at`, and the shared heads of `tensor`, whose heads have `head`
- * floats; zeros where this rank has none. */
+/* Copies between the buffer, at `*at`, and the shared heads of `tensor` (NULL: it is frozen), whose
+ * heads have `head` floats; zeros where this rank has none. */
 static void pass_heads(const shared *s, float *tensor, int64_t head, bool into_buffer, float **at)
 {
     for (int64_t i = 0; i < s->count; i++, *at += head) {
         int64_t h = s->heads[i];
-        bool mine = h >= s->first_head && h < s->end_head;
+        bool mine = tensor != NULL && h >= s->first_head && h < s->end_head;
         float *own = mine ? tensor + (h - s->first_head) * head : NULL;
         if (into_buffer && mine)
             memcpy(*at, own, (size_t)head * sizeof *own);
@@ -124,7 +124,9 @@ static void pass_heads(const shared *s, float *tensor, int64_t head, bool into_b
 
 static void pass_norm(float *tensor, int64_t count, bool into_buffer, float **at)
 {
-    if (into_buffer)
+    if (tensor == NULL)
+        memset(*at, 0, (size_t)count * sizeof **at);
+    else if (into_buffer)
         memcpy(*at, tensor, (size_t)count * sizeof *tensor);
     else
         memcpy(tensor, *at, (size_t)count * sizeof *tensor);
@@ -162,7 +164,7 @@ static void reduce_shared(void *context, int block)
 
 /* ---- the whole ---- */
 
-static rs_status make_supply(rs_trainer *e)
+static rs_status make_supply(rs_trainer *e, const rs_optimizer *optimizer)
 {
     size_t layers = (size_t)(e->shape.layer_end - e->shape.layer_begin);
     e->weights.layers = rs_calloc(layers, sizeof *e->weights.layers);
@@ -172,7 +174,7 @@ static rs_status make_supply(rs_trainer *e)
     const rs_supply_setup setup = {
         e->world, e->state, &e->shape, &e->weights, &e->gradients, reduce_shared, e};
     RS_TRY(rs_supply_create(&setup, &e->supply));
-    RS_TRY(rs_update_create(e->state, rs_supply_gradients(e->supply), &e->update));
+    RS_TRY(rs_update_create(e->state, optimizer, rs_supply_gradients(e->supply), &e->update));
     return rs_tied_create(
         e->world, e->state, rs_supply_reduced(e->supply), e->shape.model.tied, &e->tied);
 }
@@ -202,7 +204,7 @@ rs_status rs_trainer_create(const rs_train_options *options, const rs_model *mod
     e->shape.slots = rs_pipeline_slots(world, options->global_batch, options->micro_batch);
     RS_TRY_GOTO(rs_ordered_init(&e->tp, world->tp), fail);
     RS_TRY_GOTO(make_shared(e), fail);
-    RS_TRY_GOTO(make_supply(e), fail);
+    RS_TRY_GOTO(make_supply(e, rs_train_optimizer(options)), fail);
     rs_stage_tp tp = {.context = &e->tp, .sum = tp_sum, .maximum = tp_maximum};
     RS_TRY_GOTO(rs_stage_create(&e->shape, world->layout.tp > 1 ? &tp : NULL, &e->stage), fail);
     rs_stage_announce(e->stage, &(rs_stage_blocks){e->supply, enter, leave});

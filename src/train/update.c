@@ -1,5 +1,5 @@
 /*
- * AdamW over the pieces of the local vector, with the sums of what is written.
+ * The optimizer over the pieces of the local vector, with the sums of what is written.
  *
  * The same layout with zero=3 cuts every role, parameters too, into one piece per member of a
  * group. That geometry says who reduces which gradients, who updates which parameters, and which
@@ -17,7 +17,7 @@
  * 3. The norm is a sum over chunks in order, of eight partial sums in a fixed order: a layout
  * repeats it bit for bit, with any number of threads.
  *
- * AdamW: Loshchilov and Hutter, arXiv 1711.05101. ZeRO: Rajbhandari et al., arXiv 1910.02054.
+ * ZeRO: Rajbhandari et al., arXiv 1910.02054.
  */
 #include "train/update.h"
 
@@ -30,15 +30,12 @@
 #include "base/memory.h"
 #include "train/bfloat16.h"
 #include "train/group.h"
+#include "train/method.h"
 #include "train/simd.h"
 
 #define CHUNK 16384 /* elements: 64 KiB of each role */
 #define LANES 8
 
-#define BETA1 0.9
-#define BETA2 0.95
-#define EPSILON 1e-8
-#define WEIGHT_DECAY 0.1
 #define CLIP_NORM 1.0
 #define FINAL_RATE 0.1 /* of the peak */
 
@@ -46,8 +43,8 @@ typedef struct chunk {
     int64_t begin; /* in the local vector */
     int64_t count;
     int tensor;
-    size_t cell; /* within the cells of a role */
-    bool own;    /* of this rank's piece: it has a norm and sums */
+    size_t family; /* of the cells with its box, one a role */
+    bool own;      /* of this rank's piece: it has a norm and sums */
     bool counted;
     const float *gradient;
     rs_box box;
@@ -59,12 +56,27 @@ typedef struct chunk_list {
     size_t capacity;
 } chunk_list;
 
+/* How a tensor is updated. */
+typedef struct method {
+    rs_method apply; /* NULL: it is not */
+    int value; /* the role that is changed: the master, or where there is none the parameter */
+    int roles[RS_OPTIMIZER_ROLES]; /* -1: none */
+} method;
+
+/* The cells of a tensor's roles that have the same box: numbers in the sums, -1: the role has no
+ * such cell (the tensor lacks the role, or it is cut at other places). */
+typedef struct siblings {
+    int64_t cells[RS_MAX_ROLES];
+} siblings;
+
 struct rs_update {
     const rs_state *state;
     const rs_runs *gradients;
     chunk_list chunks;
     rs_sums *sums;
-    size_t cells;       /* of each role */
+    method *methods;    /* of each tensor */
+    siblings *families; /* of this rank's cells of update roles */
+    size_t family_count;
     uint64_t *keys;     /* [role][tensor] */
     double *squares;    /* per chunk */
     rs_sum *chunk_sums; /* [chunk][role] */
@@ -106,10 +118,10 @@ static rs_status add_chunk(void *context, const rs_box *part, int block, int64_t
     return RS_OK;
 }
 
-static rs_status add_cell(rs_update *update, const rs_cell *cell, size_t number, bool own)
+static rs_status add_cell(rs_update *update, const rs_cell *cell, size_t family, bool own)
 {
     filing f = {
-        update, {.tensor = cell->tensor, .cell = number, .own = own, .counted = cell->counted}};
+        update, {.tensor = cell->tensor, .family = family, .own = own, .counted = cell->counted}};
     int64_t volume = rs_box_volume(&cell->box);
     rs_box parts[2 * RS_MAX_DIMS];
     for (int64_t done = 0; done < volume; done += CHUNK) {
@@ -121,26 +133,58 @@ static rs_status add_cell(rs_update *update, const rs_cell *cell, size_t number,
     return RS_OK;
 }
 
-/* The cells of a role follow each other, and every role has the same boxes: zero=3 cuts all alike.
- */
-static rs_status check_cells(rs_update *update)
+/* Numbers of cells, by tensor and box, then role. */
+typedef struct sorted {
+    const rs_cell *cell;
+    int64_t number;
+} sorted;
+
+static int compare_boxes(const sorted *a, const sorted *b)
 {
-    size_t count, roles = (size_t)rs_space_role_count(update->state->space);
+    if (a->cell->tensor != b->cell->tensor)
+        return a->cell->tensor < b->cell->tensor ? -1 : 1;
+    return rs_box_compare(&a->cell->box, &b->cell->box);
+}
+
+static int compare_cells(const void *a, const void *b)
+{
+    const sorted *x = a, *y = b;
+    int order = compare_boxes(x, y);
+    return order != 0 ? order : (x->cell->role > y->cell->role) - (x->cell->role < y->cell->role);
+}
+
+/* Groups the rank's cells by box; of each group, cells[number of the update role's cell] gets the
+ * family's number. */
+static rs_status make_families(rs_update *update, size_t **family_of)
+{
+    size_t count;
     const rs_cell *cells = rs_sums_cells(update->sums, &count);
-    update->cells = count / roles;
-    for (size_t i = 0; i < count; i++) {
-        const rs_cell *first = &cells[i % update->cells];
-        if (cells[i].tensor != first->tensor || !rs_box_equal(&cells[i].box, &first->box) ||
-            (size_t)cells[i].role != i / update->cells)
-            return rs_error_set(RS_ERR_MISMATCH,
-                "cell %zu of rank %d: roles of a flat layout are cut differently", i,
-                update->state->rank);
+    sorted *list = rs_calloc(count, sizeof *list);
+    update->families = rs_calloc(count, sizeof *update->families);
+    *family_of = rs_calloc(count, sizeof **family_of);
+    if (list == NULL || update->families == NULL || *family_of == NULL) {
+        free(list);
+        return rs_error_memory(count * sizeof *update->families);
     }
+    for (size_t i = 0; i < count; i++)
+        list[i] = (sorted){&cells[i], (int64_t)i};
+    qsort(list, count, sizeof *list, compare_cells);
+    for (size_t i = 0; i < count; i++) {
+        if (i == 0 || compare_boxes(&list[i - 1], &list[i]) != 0) {
+            siblings *made = &update->families[update->family_count++];
+            for (int r = 0; r < RS_MAX_ROLES; r++)
+                made->cells[r] = -1;
+        }
+        update->families[update->family_count - 1].cells[list[i].cell->role] = list[i].number;
+        (*family_of)[list[i].number] = update->family_count - 1;
+    }
+    free(list);
     return RS_OK;
 }
 
-/* Chunks of the piece of `rank`, which has this one's slice, in the order of its cells. */
-static rs_status add_piece(rs_update *update, int rank)
+/* Chunks of the piece of `rank`, which has this one's slice, in the order of its cells: of each
+ * tensor, those of the role that says who updates it. */
+static rs_status add_piece(rs_update *update, int rank, const size_t *family_of)
 {
     const rs_state *state = update->state;
     bool own = rank == state->rank;
@@ -150,9 +194,9 @@ static rs_status add_piece(rs_update *update, int rank)
     if (!own)
         RS_TRY(rs_sums_create(state->flat, rank, &sums));
     const rs_cell *cells = rs_sums_cells(sums, &count);
-    count /= (size_t)rs_space_role_count(state->space);
     for (size_t i = 0; i < count; i++)
-        RS_TRY_GOTO(add_cell(update, &cells[i], i, own), done);
+        if (cells[i].role == rs_state_update_role(state, cells[i].tensor))
+            RS_TRY_GOTO(add_cell(update, &cells[i], own ? family_of[i] : 0, own), done);
 done:
     if (!own)
         rs_sums_destroy(sums);
@@ -161,12 +205,12 @@ done:
 
 /* The pieces that this rank updates: its own, or, where the optimizer is not sharded, those of its
  * whole group. */
-static rs_status add_pieces(rs_update *update)
+static rs_status add_pieces(rs_update *update, const size_t *family_of)
 {
     const rs_state *state = update->state;
     int size = rs_layout_shard_group(&state->layout, false);
     if (state->layout.zero > 0)
-        return add_piece(update, state->rank);
+        return add_piece(update, state->rank, family_of);
     int *ranks = rs_calloc((size_t)size, sizeof *ranks);
     if (ranks == NULL)
         return rs_error_memory((size_t)size * sizeof *ranks);
@@ -174,9 +218,33 @@ static rs_status add_pieces(rs_update *update)
         &state->layout, state->rank, rs_layout_coords(&state->layout, state->rank).pp, ranks);
     rs_status status = RS_OK;
     for (int m = 0; m < size && status == RS_OK; m++)
-        status = add_piece(update, ranks[m]);
+        status = add_piece(update, ranks[m], family_of);
     free(ranks);
     return status;
+}
+
+/* What is done to each tensor, by the roles that it has. */
+static rs_status make_methods(rs_update *update, const rs_optimizer *optimizer)
+{
+    const rs_state *state = update->state;
+    int tensors = rs_space_tensor_count(state->space);
+    update->methods = rs_calloc((size_t)tensors, sizeof *update->methods);
+    if (update->methods == NULL)
+        return rs_error_memory((size_t)tensors * sizeof *update->methods);
+    for (int t = 0; t < tensors; t++) {
+        const rs_optimizer *own = rs_optimizer_for(optimizer, rs_space_tensor(state->space, t));
+        method *m = &update->methods[t];
+        if (rs_state_update_role(state, t) < 0)
+            continue;
+        m->value = state->roles.master >= 0 ? state->roles.master : state->roles.param;
+        m->apply = rs_method_of(own);
+        for (int i = 0; i < RS_OPTIMIZER_ROLES; i++)
+            m->roles[i] =
+                own->roles[i] != NULL ? rs_space_find_role(state->space, own->roles[i]) : -1;
+        if (m->apply == NULL)
+            return rs_error_set(RS_ERR_UNSUPPORTED, "the trainer does not compute %s", own->name);
+    }
+    return RS_OK;
 }
 
 static rs_status make_keys(rs_update *update)
@@ -193,29 +261,32 @@ static rs_status make_keys(rs_update *update)
     return RS_OK;
 }
 
-rs_status rs_update_create(const rs_state *state, const rs_runs *gradients, rs_update **out)
+rs_status rs_update_create(
+    const rs_state *state, const rs_optimizer *optimizer, const rs_runs *gradients, rs_update **out)
 {
     rs_status status;
+    size_t *family_of = NULL;
     rs_update *update = rs_calloc(1, sizeof *update);
     if (update == NULL)
         return rs_error_memory(sizeof *update);
     update->state = state;
     update->gradients = gradients;
-    RS_TRY_GOTO(make_keys(update), fail);
-    RS_TRY_GOTO(rs_sums_create(state->flat, state->rank, &update->sums), fail);
-    RS_TRY_GOTO(check_cells(update), fail);
-    RS_TRY_GOTO(add_pieces(update), fail);
+    RS_TRY_GOTO(make_methods(update, optimizer), done);
+    RS_TRY_GOTO(make_keys(update), done);
+    RS_TRY_GOTO(rs_sums_create(state->flat, state->rank, &update->sums), done);
+    RS_TRY_GOTO(make_families(update, &family_of), done);
+    RS_TRY_GOTO(add_pieces(update, family_of), done);
     size_t chunks = update->chunks.count, roles = (size_t)rs_space_role_count(state->space);
     update->squares = rs_calloc(chunks, sizeof *update->squares);
     update->chunk_sums = rs_calloc(chunks, roles * sizeof *update->chunk_sums);
     if (update->squares == NULL || update->chunk_sums == NULL) {
         status = rs_error_memory(chunks * (roles + 1) * sizeof *update->chunk_sums);
-        goto fail;
+        goto done;
     }
     *out = update;
-    return RS_OK;
-
-fail:
+    update = NULL;
+done:
+    free(family_of);
     rs_update_destroy(update);
     return status;
 }
@@ -228,6 +299,8 @@ void rs_update_destroy(rs_update *update)
     free(update->chunk_sums);
     free(update->squares);
     free(update->keys);
+    free(update->families);
+    free(update->methods);
     free(update->chunks.items);
     free(update);
 }
@@ -265,29 +338,6 @@ double rs_update_norm(const rs_update *update, const rs_runs *reduced)
     return sum;
 }
 
-typedef struct adamw {
-    float keep; /* factor of the weight: 1 - lr * decay */
-    float size; /* lr / (1 - beta1^step) */
-    float root; /* 1 / sqrt(1 - beta2^step) */
-    float clip;
-} adamw;
-
-RS_CLONES static void adamw_run(const adamw *how, int64_t count, const float *restrict gradient,
-    float *restrict weight, float *restrict first, float *restrict second)
-{
-    const float one1 = (float)(1 - BETA1), beta2 = (float)BETA2, one2 = (float)(1 - BETA2);
-    const float keep = how->keep, size = how->size, root = how->root, clip = how->clip;
-    for (int64_t i = 0; i < count; i++) {
-        float g = gradient[i] * clip;
-        float m = first[i] + (g - first[i]) * one1;
-        float v = second[i] * beta2 + g * g * one2;
-        float denominator = sqrtf(v) * root + (float)EPSILON;
-        first[i] = m;
-        second[i] = v;
-        weight[i] = weight[i] * keep - size * (m / denominator);
-    }
-}
-
 /* The parameters that follow from the masters. */
 RS_CLONES static void round_run(
     int64_t count, const float *restrict masters, uint16_t *restrict rounded)
@@ -296,60 +346,68 @@ RS_CLONES static void round_run(
         rounded[i] = rs_bf16_from_float(masters[i]);
 }
 
-/* The sums of a chunk, one per role, of what stands in memory. */
-static void sum_chunk(const rs_update *update, const chunk *c, rs_sum *out)
+/* The sum of a contiguous box of one role, as it stands in memory. */
+static rs_sum sum_part(
+    const rs_update *update, int tensor, int role, const rs_box *box, int64_t position)
 {
     const rs_state *state = update->state;
-    const rs_tensor *tensor = rs_space_tensor(state->space, c->tensor);
     int tensors = rs_space_tensor_count(state->space);
-    int roles = rs_space_role_count(state->space);
-    for (int role = 0; role < roles; role++) {
-        int64_t stride[RS_MAX_DIMS];
-        size_t size = rs_dtype_size(rs_space_role(state->space, role)->dtype);
-        int64_t next = (int64_t)size;
-        for (int d = c->box.ndim - 1; d >= 0; d--) {
-            stride[d] = next;
-            next *= c->box.extent[d];
-        }
-        out[role] = rs_sum_box(update->keys[role * tensors + c->tensor], tensor->shape, &c->box,
-            size, rs_state_element(state, role, c->begin), stride);
+    int64_t stride[RS_MAX_DIMS];
+    size_t size = rs_dtype_size(rs_space_role(state->space, role)->dtype);
+    int64_t next = (int64_t)size;
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        stride[d] = next;
+        next *= box->extent[d];
     }
+    return rs_sum_box(update->keys[role * tensors + tensor],
+        rs_space_tensor(state->space, tensor)->shape, box, size,
+        rs_state_element(state, role, position), stride);
+}
+
+/* The sums of a chunk, one per role of its family. */
+static void sum_chunk(const rs_update *update, const chunk *c, rs_sum *out)
+{
+    const siblings *f = &update->families[c->family];
+    for (int role = 0; role < rs_space_role_count(update->state->space); role++)
+        if (f->cells[role] >= 0)
+            out[role] = sum_part(update, c->tensor, role, &c->box, c->begin);
 }
 
 static void apply_chunk(const rs_update *update, const chunk *c, const rs_update_rate *rate)
 {
     const rs_state *state = update->state;
-    const rs_roles *roles = &state->roles;
-    bool decay = rs_space_tensor(state->space, c->tensor)->decay;
-    double step = (double)rate->step;
-    adamw how = {.keep = decay ? (float)(1 - (double)rate->lr * WEIGHT_DECAY) : 1,
-        .size = (float)((double)rate->lr / (1 - pow(BETA1, step))),
-        .root = (float)(1 / sqrt(1 - pow(BETA2, step))),
-        .clip = rate->clip};
-    int master = roles->master >= 0 ? roles->master : roles->param;
-    float *values = rs_state_element(state, master, c->begin);
-    adamw_run(&how, c->count, c->gradient, values,
-        rs_state_element(state, roles->exp_avg, c->begin),
-        rs_state_element(state, roles->exp_avg_sq, c->begin));
-    if (roles->master >= 0)
-        round_run(c->count, values, rs_state_element(state, roles->param, c->begin));
+    const method *m = &update->methods[c->tensor];
+    const rs_method_rate how = {.step = rate->step,
+        .lr = (double)rate->lr,
+        .clip = rate->clip,
+        .decay = rs_space_tensor(state->space, c->tensor)->decay};
+    rs_method_run run = {.count = c->count, .gradient = c->gradient};
+    run.weight = rs_state_element(state, m->value, c->begin);
+    for (int i = 0; i < RS_OPTIMIZER_ROLES; i++)
+        if (m->roles[i] >= 0)
+            run.roles[i] = rs_state_element(state, m->roles[i], c->begin);
+    m->apply(&how, &run);
+    if (m->value != state->roles.param)
+        round_run(c->count, run.weight, rs_state_element(state, state->roles.param, c->begin));
 }
 
-/* Adds the chunks' sums up to cells. */
+/* Adds the chunks' sums up to cells; what no chunk has is not known. */
 static void collect_sums(rs_update *update)
 {
     size_t count, roles = (size_t)rs_space_role_count(update->state->space);
     rs_cell *cells = rs_sums_cells(update->sums, &count);
     for (size_t i = 0; i < count; i++) {
         cells[i].sum = (rs_sum){{0, 0}};
-        cells[i].known = true;
+        cells[i].known = false;
     }
     for (size_t i = 0; i < update->chunks.count; i++) {
         const chunk *c = &update->chunks.items[i];
         for (size_t r = 0; r < roles && c->own; r++) {
-            rs_cell *cell = &cells[r * update->cells + c->cell];
-            for (int lane = 0; lane < 2; lane++)
-                cell->sum.lane[lane] += update->chunk_sums[i * roles + r].lane[lane];
+            int64_t number = update->families[c->family].cells[r];
+            for (int lane = 0; lane < 2 && number >= 0; lane++)
+                cells[number].sum.lane[lane] += update->chunk_sums[i * roles + r].lane[lane];
+            if (number >= 0)
+                cells[number].known = true;
         }
     }
 }
@@ -368,18 +426,37 @@ void rs_update_apply(rs_update *update, const rs_update_rate *rate)
     collect_sums(update);
 }
 
+/* ---- sums of what no chunk has: of tensors that are not trained, or cut at other places ---- */
+
+typedef struct measuring {
+    const rs_update *update;
+    rs_cell *cell;
+} measuring;
+
+static rs_status measure_part(void *context, const rs_box *part, int block, int64_t position)
+{
+    const measuring *m = context;
+    (void)block;
+    rs_sum sum = sum_part(m->update, m->cell->tensor, m->cell->role, part, position);
+    for (int lane = 0; lane < 2; lane++)
+        m->cell->sum.lane[lane] += sum.lane[lane];
+    return RS_OK;
+}
+
 const rs_sums *rs_update_sums(rs_update *update)
 {
+    const rs_state *state = update->state;
     size_t cell_count;
-    const rs_cell *cells = rs_sums_cells(update->sums, &cell_count);
-    int64_t count = (int64_t)update->chunks.count;
-    int roles = rs_space_role_count(update->state->space);
-    if (cell_count == 0 || cells[0].known)
-        return update->sums;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < count; i++)
-        if (update->chunks.items[i].own)
-            sum_chunk(update, &update->chunks.items[i], &update->chunk_sums[i * roles]);
-    collect_sums(update);
+    rs_cell *cells = rs_sums_cells(update->sums, &cell_count);
+    int64_t count = (int64_t)cell_count;
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < count; i++) {
+        measuring m = {update, &cells[i]};
+        if (cells[i].known)
+            continue;
+        cells[i].sum = (rs_sum){{0, 0}};
+        cells[i].known = rs_state_parts(state, state->rank, cells[i].tensor, &cells[i].box,
+                             measure_part, &m) == RS_OK; /* else rs_sums_words tells */
+    }
     return update->sums;
 }

@@ -86,6 +86,54 @@ def oracle_zero(j):
     against_oracle(j, "qwen3-small", [("tp=2,pp=2,dp=2,zero=3", 8), ("tp=4,dp=2,zero=2", 8)])
 
 
+def against_variant(j, number, layouts, **changes):
+    with open(os.path.join(jobs.HERE, "oracle_optimizers.json"), encoding="ascii") as file:
+        o = json.load(file)[number]
+    name = f"{o['optimizer']}, frozen \"{o['freeze']}\", {o['model']}"
+    losses = {step + 1: loss for step, loss in enumerate(o["losses"])}
+    options = {key: o[key] for key in ("steps", "global_batch", "seq", "lr", "seed", "warmup", "optimizer", "freeze")}
+    options = {**options, "model": os.path.join(jobs.HERE, "models", o["model"]), **changes}
+    for layout, ranks in layouts:
+        result = j.run(ranks, layout=layout, **options)
+        worst = compare(result, losses, 1e-4, f"{name}, {layout}")
+        for line in result.steps:
+            wanted = o["grad_norms"][line["step"] - 1]
+            check(abs(line["grad_norm"] - wanted) <= 1e-3 * wanted,
+                  f"{name}, {layout}: step {line['step']} has gradient norm {line['grad_norm']}, wanted {wanted}")
+        print(f"{name}, {layout} on {ranks}: worst relative difference {worst:.2g}")
+    return losses, options
+
+
+@case
+def oracle_sgd(j):
+    """So has SGD with momentum, everywhere."""
+    against_variant(j, 0, [("dp=1", 1), ("tp=2,pp=2,dp=2,zero=3", 8), ("dp=3,zero=2", 3), ("tp=3,dp=2", 6)])
+    against_variant(j, 1, [("dp=1", 1), ("tp=2,dp=2,zero=3,zero_cut=param", 4), ("dp=3,zero=2", 3)])
+
+
+@case
+def oracle_frozen(j):
+    """So has training with frozen tensors, which keep no optimizer state, through switches and from checkpoints."""
+    layouts = [("dp=1", 1), ("tp=2,pp=2,dp=2", 8), ("dp=3,zero=2", 3), ("tp=2,dp=2,zero=3,zero_cut=dim0", 4),
+               ("pp=2,dp=2,zero=3,zero_cut=param", 4)]
+    for variant in (2, 3):
+        losses, options = against_variant(j, variant, layouts)
+        path = ["dp=4,zero=1", "tp=2,pp=2", "dp=4,zero=3,zero_cut=param", "dp=3,zero=2", "tp=4"]
+        for changes in ({}, {"tight": True}):
+            result = j.run(4, layout=path[0], switches=[f"{4 * i + 4}:{l}" for i, l in enumerate(path[1:])], save_every=10,
+                           **options, **changes)
+            compare(result, losses, 1e-4, "through switches")
+            check_switches(result, 4)
+        again = j.resume(result.folder, resume=10, layout="tp=2,dp=2,zero=3,zero_cut=dim0", switches=[])
+        check(sorted(again.losses) == list(range(1, 21)), f"steps {sorted(again.losses)}")
+        compare(again, losses, 1e-4, "from a checkpoint")
+        j.run(2, layout="dp=2,zero=3,zero_cut=param", dtype="bfloat16", **options)
+    refused(j, 2, ["role exp_avg is not of the same tensors", "fits is dp=2,zero=3,zero_cut=param"], layout="dp=2,zero=3",
+            freeze="embed.weight")
+    refused(j, 1, ["\"embd*\" fits none", "embed.weight, "], freeze="embd*")
+    refused(j, 1, ["nothing is trained"], freeze="*")
+
+
 UNEVEN = {"model": os.path.join(jobs.HERE, "models/llama-uneven")}
 
 

@@ -11,6 +11,7 @@ float64 keeps the initial weights' float32 values and makes the sums' order imma
 differs by is its own rounding. With --update, rewrites the oracle_*.json beside this script.
 """
 import argparse
+import fnmatch
 import json
 import math
 import os
@@ -19,6 +20,15 @@ import numpy as np
 import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+# How else than with AdamW on everything: oracle_optimizers.json.
+VARIANTS = [
+    {"model": "llama-uneven", "optimizer": "sgd", "lr": 0.1},
+    {"model": "qwen2-small", "optimizer": "sgd", "lr": 0.1, "freeze": "layers.*.bias,norm.weight"},
+    {"model": "llama-uneven", "freeze": "embed.weight,layers.mlp_norm.weight"},
+    {"model": "qwen3-small", "freeze": "layers.attn.k*,layers.attn.q_norm.weight,layers.mlp.up.weight"},
+    {"model": "llama-uneven", "optimizer": "muon", "lr": 0.01},
+    {"model": "qwen2-small", "optimizer": "muon", "lr": 0.01, "freeze": "layers.attn.v.*,head.weight"},
+]
 DEFAULTS = {"steps": 20, "global_batch": 8, "seq": 32, "lr": 3e-3, "seed": 1, "warmup": 10}
 
 
@@ -214,28 +224,69 @@ def rate(step, o):
     return o["lr"] * (0.1 + 0.9 * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
+def adamw(w, g, state, step, lr, decay):
+    m, v = state.setdefault("m", torch.zeros_like(w)), state.setdefault("v", torch.zeros_like(w))
+    m.mul_(0.9).add_(g, alpha=0.1)
+    v.mul_(0.95).add_(g * g, alpha=0.05)
+    update = (m / (1 - 0.9**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8)
+    w.sub_(lr * (update + decay * w))
+
+
+def sgd(w, g, state, _step, lr, decay):
+    """PyTorch's own."""
+    if not state:
+        state["w"] = torch.nn.Parameter(w.detach())
+        state["sgd"] = torch.optim.SGD([state["w"]], lr, momentum=0.9, weight_decay=decay)
+    state["sgd"].param_groups[0]["lr"] = lr
+    state["w"].grad = g
+    state["sgd"].step()
+
+
+def orthogonal(x):
+    """Five Newton-Schulz iterations on the last two dimensions."""
+    wide = x.shape[-2] <= x.shape[-1]
+    x = x if wide else x.transpose(-1, -2)
+    x = x / (x.flatten(-2).norm(dim=-1)[..., None, None] + 1e-7)
+    for _ in range(5):
+        a = x @ x.transpose(-1, -2)
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x if wide else x.transpose(-1, -2)
+
+
+def muon(w, g, state, step, lr, decay):
+    """Matrices of layers, each on its own; AdamW for what else there is."""
+    if w.ndim < 3:
+        adamw(w, g, state, step, lr, decay)
+        return
+    m = state.setdefault("m", torch.zeros_like(w))
+    m.mul_(0.95).add_(g)
+    size = 0.2 * math.sqrt(max(w.shape[-2:]))
+    w.sub_(lr * (size * orthogonal(g + 0.95 * m) + decay * w))
+
+
+OPTIMIZERS = {"adamw": adamw, "sgd": sgd, "muon": muon}
+
+
 def run(config, data_path, o, dtype):
     c = Config(config)
     data = np.fromfile(data_path, np.uint8)
     w = {name: torch.from_numpy(initial(o["seed"], name, shape, c.first(name))).to(dtype).requires_grad_()
          for name, shape in c.shapes().items()}
-    moments = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in w.items()}
+    frozen = [p for p in o.get("freeze", "").split(",") if p]
+    trained = [name for name in w if not any(fnmatch.fnmatchcase(name, p) for p in frozen)]
+    states = {name: {} for name in trained}
     losses, norms, balances, routings = [], [], [], []
     for step in range(1, o["steps"] + 1):
         routing = []
         loss, balance = loss_of(c, w, *samples(data, step, o["global_batch"], o["seq"]), routing)
-        gradients = dict(zip(w, torch.autograd.grad(loss + balance, list(w.values()))))
+        gradients = dict(zip(trained, torch.autograd.grad(loss + balance, [w[name] for name in trained])))
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients.values()))
         clip = 1.0 / norm if norm > 1.0 else 1.0
         lr = rate(step, o)
         with torch.no_grad():
-            for name, t in w.items():
-                g, (m, v) = gradients[name] * clip, moments[name]
-                m.mul_(0.9).add_(g, alpha=0.1)
-                v.mul_(0.95).add_(g * g, alpha=0.05)
-                update = (m / (1 - 0.9**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8)
+            for name in trained:
                 decay = 0.0 if name.endswith(("norm.weight", ".bias")) else 0.1
-                t.sub_(lr * (update + decay * t))
+                OPTIMIZERS[o.get("optimizer", "adamw")](w[name], gradients[name] * clip, states[name], step, lr, decay)
         losses.append(float(f"{loss.item():.9g}"))
         norms.append(float(f"{norm:.9g}"))
         balances.append(float(f"{balance.item():.9g}"))
@@ -263,6 +314,14 @@ def main():
     if not a.update:
         print(json.dumps({**options, **run(a.config, a.data, options, getattr(torch, a.dtype))}, indent=1))
         return
+    variants = []
+    for v in VARIANTS:
+        o = {"optimizer": "adamw", "freeze": "", **options, **v}
+        variants.append({**o, **run(os.path.join(HERE, "models", v["model"], "config.json"),
+                                    os.path.join(HERE, "data.txt"), o, getattr(torch, a.dtype))})
+    with open(os.path.join(HERE, "oracle_optimizers.json"), "w", encoding="ascii") as file:
+        json.dump(variants, file, indent=1)
+        file.write("\n")
     for model in sorted(os.listdir(os.path.join(HERE, "models"))):
         result = run(os.path.join(HERE, "models", model, "config.json"), os.path.join(HERE, "data.txt"),
                      options, getattr(torch, a.dtype))

@@ -118,12 +118,14 @@ static void run_layout(const rs_space *space, const char *text, outcome *out)
         assert_int_equal(
             rs_runs_add(&runs, &(rs_run){0, rs_state_elements(&state), 0, (char *)gradients}),
             RS_OK);
-        assert_int_equal(rs_update_create(&state, &runs, &update), RS_OK);
+        assert_int_equal(
+            rs_update_create(&state, rs_optimizer_find("adamw"), &runs, &update), RS_OK);
         out->square += rs_update_norm(update, &runs);
         rs_update_apply(update, &(rs_update_rate){1, 1e-2f, 0.5f});
         rs_update_apply(update, &(rs_update_rate){2, 2e-2f, 0.25f});
         assert_int_equal(rs_sums_words(rs_update_sums(update), words), RS_OK);
-        assert_int_equal(rs_update_create(&state, &runs, &again), RS_OK);
+        assert_int_equal(
+            rs_update_create(&state, rs_optimizer_find("adamw"), &runs, &again), RS_OK);
         assert_int_equal(rs_sums_words(rs_update_sums(again), fresh), RS_OK);
         assert_memory_equal(words, fresh, out->count * sizeof *words);
         for (size_t i = 0; i < out->count; i++)
@@ -231,7 +233,7 @@ static void adamw_is_as_documented(void **state)
     rs_runs runs = {0};
     assert_int_equal(
         rs_runs_add(&runs, &(rs_run){0, rs_state_elements(&s), 0, (char *)gradients}), RS_OK);
-    assert_int_equal(rs_update_create(&s, &runs, &update), RS_OK);
+    assert_int_equal(rs_update_create(&s, rs_optimizer_find("adamw"), &runs, &update), RS_OK);
     rs_shard_list shards = {0};
     assert_int_equal(rs_placement_shards(s.placement, 0, s.roles.param, &shards), RS_OK);
     double *wanted = calloc(shards.count, sizeof *wanted);

@@ -1,0 +1,80 @@
+/*
+ * AdamW and SGD, element by element. docs/training.md has the formulas; constants are theirs.
+ *
+ * AdamW: Loshchilov and Hutter, arXiv 1711.05101.
+ */
+#include "train/method.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "train/simd.h"
+
+#define BETA1 0.9
+#define BETA2 0.95
+#define EPSILON 1e-8
+#define MOMENTUM 0.9
+#define WEIGHT_DECAY 0.1
+
+typedef struct adamw {
+    float keep; /* factor of the weight: 1 - lr * decay */
+    float size; /* lr / (1 - beta1^step) */
+    float root; /* 1 / sqrt(1 - beta2^step) */
+    float clip;
+} adamw;
+
+RS_CLONES static void adamw_run(const adamw *how, int64_t count, const float *restrict gradient,
+    float *restrict weight, float *restrict first, float *restrict second)
+{
+    const float one1 = (float)(1 - BETA1), beta2 = (float)BETA2, one2 = (float)(1 - BETA2);
+    const float keep = how->keep, size = how->size, root = how->root, clip = how->clip;
+    for (int64_t i = 0; i < count; i++) {
+        float g = gradient[i] * clip;
+        float m = first[i] + (g - first[i]) * one1;
+        float v = second[i] * beta2 + g * g * one2;
+        float denominator = sqrtf(v) * root + (float)EPSILON;
+        first[i] = m;
+        second[i] = v;
+        weight[i] = weight[i] * keep - size * (m / denominator);
+    }
+}
+
+static void apply_adamw(const rs_method_rate *rate, const rs_method_run *run)
+{
+    double step = (double)rate->step;
+    adamw how = {.keep = rate->decay ? (float)(1 - rate->lr * WEIGHT_DECAY) : 1,
+        .size = (float)(rate->lr / (1 - pow(BETA1, step))),
+        .root = (float)(1 / sqrt(1 - pow(BETA2, step))),
+        .clip = rate->clip};
+    adamw_run(&how, run->count, run->gradient, run->weight, run->roles[0], run->roles[1]);
+}
+
+RS_CLONES static void sgd_run(float lr, float decay, float clip, int64_t count,
+    const float *restrict gradient, float *restrict weight, float *restrict momentum)
+{
+    for (int64_t i = 0; i < count; i++) {
+        float g = gradient[i] * clip + decay * weight[i];
+        float m = (float)MOMENTUM * momentum[i] + g;
+        momentum[i] = m;
+        weight[i] -= lr * m;
+    }
+}
+
+static void apply_sgd(const rs_method_rate *rate, const rs_method_run *run)
+{
+    sgd_run((float)rate->lr, rate->decay ? (float)WEIGHT_DECAY : 0, rate->clip, run->count,
+        run->gradient, run->weight, run->roles[0]);
+}
+
+rs_method rs_method_of(const rs_optimizer *optimizer)
+{
+    static const struct {
+        const char *name;
+        rs_method method;
+    } rows[] = {{"adamw", apply_adamw}, {"sgd", apply_sgd}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].name, optimizer->name) == 0)
+            return rows[i].method;
+    return NULL;
+}

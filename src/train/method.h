@@ -1,0 +1,35 @@
+/*
+ * What optimizers compute: the other half of optimizer.h's table. A method changes a run of
+ * elements; it is a pure function of their state, their gradient and the rate. All functions are
+ * local.
+ */
+#ifndef RS_TRAIN_METHOD_H
+#define RS_TRAIN_METHOD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "reshard/optimizer.h"
+
+/* How a step changes elements. */
+typedef struct rs_method_rate {
+    int64_t step; /* from 1 */
+    double lr;
+    float clip; /* factor of the gradient */
+    bool decay; /* the tensor's weights decay */
+} rs_method_rate;
+
+/* A run of elements: their values in float32, and the roles that the optimizer keeps of them. */
+typedef struct rs_method_run {
+    int64_t count;
+    float *weight;
+    float *roles[RS_OPTIMIZER_ROLES];
+    const float *gradient;
+} rs_method_run;
+
+typedef void (*rs_method)(const rs_method_rate *rate, const rs_method_run *run);
+
+/* NULL where the trainer does not compute it. */
+rs_method rs_method_of(const rs_optimizer *optimizer);
+
+#endif
