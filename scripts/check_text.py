@@ -24,7 +24,7 @@ BELOW = {
     "sim": ["base", "space", "layout", "dialect", "plan", "move"],
     "elastic": ["base", "space", "layout", "dialect", "plan", "move", "ckpt", "sim"],
 }
-USERS = {"train": ["base"], "cli": ["base", "train"]}
+USERS = {"train": ["base", "elastic"], "cli": ["base", "elastic", "train"]}
 
 # The layer that each public header belongs to.
 HEADER_LAYER = {

@@ -63,6 +63,19 @@ rs_status rs_arena_create_sparse(rs_keeper *keeper, int generation, int rank,
     const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
     rs_arena **out) RS_MUST_CHECK;
 
+/* A segment that a new arena takes from `from`. */
+typedef struct rs_adoption {
+    int segment;
+    const rs_arena *from;
+} rs_adoption;
+
+/* rs_arena_create where segments come from several arenas of this node, of any ranks: a new world
+ * takes over from an old one. `adopted` ascends by segment. Nobody may write what two tables name
+ * before one of them is deleted. */
+rs_status rs_arena_create_from(rs_keeper *keeper, int generation, int rank,
+    const rs_segment_list *segments, const rs_adoption *adopted, size_t adopted_count,
+    rs_arena **out) RS_MUST_CHECK;
+
 /* Reserves the pages of a range of a segment. RS_ERR_BUDGET. */
 rs_status rs_arena_reserve(
     rs_arena *arena, int segment, int64_t offset, int64_t bytes) RS_MUST_CHECK;

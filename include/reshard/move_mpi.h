@@ -17,6 +17,8 @@ typedef rs_status (*rs_move_peer)(void *context, int rank, const rs_memory **out
 
 typedef struct rs_move {
     MPI_Comm comm; /* all ranks of the larger world, rank r = holder r; used only during the call */
+    int lenders;   /* the last so many holders of `from` are memory without a rank (an old world's,
+                      on this node): they are pulled from, and nothing is sent to or by them */
     const rs_placement *from;
     const rs_placement *to;
     const rs_plan *plan;

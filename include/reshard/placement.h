@@ -6,9 +6,10 @@
  * and freed. A shard is a box of one (tensor, role) with the place of its bytes in a segment.
  *
  * A placement is never a table of everything: it answers questions, and what an answer costs
- * depends on the answer's size, not on the number of holders or tensors. Two kinds exist here:
- * those that follow from a layout (layout.h), and those listed shard by shard
- * (rs_placement_create_list).
+ * depends on the answer's size, not on the number of holders or tensors. Three kinds exist here:
+ * those that follow from a layout (layout.h), those listed shard by shard
+ * (rs_placement_create_list), and another one's segments dealt anew
+ * (rs_placement_create_regrouped).
  *
  * A holder beyond the placement is one that has nothing. Numbers of tensors and roles outside the
  * space and boxes outside their tensor are RS_ERR_ARGUMENT; so is a negative holder.
@@ -95,6 +96,23 @@ void rs_holding_list_fini(rs_holding_list *list);
  */
 rs_status rs_placement_create_list(const rs_space *space, int holders, const rs_shard *shards,
     const size_t *first, rs_placement **out) RS_MUST_CHECK;
+
+/* A segment of a holder. */
+typedef struct rs_segment_ref {
+    int holder;
+    int segment;
+} rs_segment_ref;
+
+/*
+ * A placement of the same bytes with the segments of `base` dealt to other holders: holder h has
+ * refs[first[h] .. first[h + 1] - 1], each a segment of a holder of `base` under its own number, so
+ * `first` has holders + 1 entries. Where a new world takes over, a new rank thus holds what it
+ * takes of several old ones. `base` is borrowed, the rest copied. The caller owns `*out`.
+ * RS_ERR_ARGUMENT names the segment that `base` does not have, that is dealt twice, or whose number
+ * the holder has already.
+ */
+rs_status rs_placement_create_regrouped(const rs_placement *base, int holders,
+    const rs_segment_ref *refs, const size_t *first, rs_placement **out) RS_MUST_CHECK;
 
 void rs_placement_destroy(rs_placement *placement);
 

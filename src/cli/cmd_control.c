@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/launch.h"
+#include "cli/outcome.h"
 #include "cli/status_view.h"
 #include "cli/subject.h"
 #include "train/control.h"
@@ -18,32 +19,21 @@
 
 typedef struct switch_args {
     const char *job, *layout;
-    bool no_wait, json;
+    bool new_world, no_wait, json;
 } switch_args;
 
 static const cli_option switch_options[] = {
     {CLI_ARGUMENT, "DIR", .target = offsetof(switch_args, job), .help = "the job directory"},
     {CLI_ARGUMENT, "LAYOUT", .target = offsetof(switch_args, layout),
         .help = "the layout to switch to"},
+    {CLI_FLAG, "new-world", NULL, "by fresh ranks, though it could be done in place",
+        .target = offsetof(switch_args, new_world)},
     {CLI_FLAG, "no-wait", NULL, "return when the job has accepted the request",
         .target = offsetof(switch_args, no_wait)},
     {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
         .target = offsetof(switch_args, json)},
     {.kind = CLI_END},
 };
-
-/* What the job says on the way; its last word is printed as the outcome or as the error. */
-static void show_progress(void *context, const char *state, const char *message)
-{
-    static const char *const last[] = {"done", "failed", "refused", "busy"};
-    const switch_args *args = context;
-    for (size_t i = 0; i < sizeof last / sizeof *last; i++) {
-        if (strcmp(state, last[i]) == 0)
-            return;
-    }
-    if (!args->json && !args->no_wait)
-        fprintf(stderr, "%s%s%s\n", state, message[0] != '\0' ? ": " : "", message);
-}
 
 static int run_switch(const cli_command *command, int argc, char **argv)
 {
@@ -53,20 +43,11 @@ static int run_switch(const cli_command *command, int argc, char **argv)
     if (code >= 0 || (code = subject_layout(command, NULL, args.layout, &layout)) >= 0)
         return code;
     char *text = NULL;
-    rs_status status =
-        rs_control_switch(args.job, args.layout, !args.no_wait, show_progress, &args, &text);
-    json_t *reply = text != NULL ? json_loads(text, 0, NULL) : NULL;
-    rs_train_switched done;
-    if (args.json && reply != NULL)
-        code = cli_print_json(command, json_incref(reply));
-    else if (status == RS_OK && !args.no_wait && console_read_switch(reply, &done))
-        console_print_switched(&done);
-    else if (status == RS_OK && reply != NULL)
-        printf("%s\n", json_string_value(json_object_get(reply, "message")));
-    code = status == RS_OK ? 0 : cli_fail(command, status, NULL);
-    json_decref(reply);
-    free(text);
-    return code;
+    outcome how = {args.no_wait, args.json};
+    rs_status (*ask)(const char *, const char *, bool, rs_control_progress, void *, char **) =
+        args.new_world ? rs_control_renew : rs_control_switch;
+    rs_status status = ask(args.job, args.layout, !args.no_wait, outcome_progress, &how, &text);
+    return outcome_print(command, &how, status, text);
 }
 
 const cli_command cmd_switch = {
@@ -74,7 +55,9 @@ const cli_command cmd_switch = {
     .summary = "switch the layout of a running job",
     .text = "Asks the job in DIR to switch to LAYOUT. The job prepares the new layout while it\n"
             "trains, then switches between two steps. Waits for it and prints what it cost. If\n"
-            "the switch cannot be done the job goes on in its old layout, and the exit code is 1.",
+            "the switch cannot be done the job goes on in its old layout, and the exit code is 1.\n"
+            "A layout with another number of ranks is taken over by new ranks, which boot while\n"
+            "the job trains; the old ones end.",
     .example = "  reshard switch /tmp/job pp=2,dp=2,zero=1",
     .options = switch_options,
     .run = run_switch,

@@ -20,11 +20,13 @@
 #include "cli/resume.h"
 #include "cli/room.h"
 #include "train/control.h"
+#include "train/member.h"
 #include "train/train.h"
 
 typedef struct train_args {
     const char *model, *data, *layout, *job, *dtype, *optimizer, *freeze, *transport, *launcher,
         *arena_dir;
+    double heartbeat, world_limit;
     int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
     double lr, grace;
     cli_list switches, overrides;
@@ -101,6 +103,10 @@ static const cli_option train_options[] = {
         .target = AT(arena_dir)},
     {CLI_REAL, "grace", "S", "seconds for the last step after Ctrl-C or SIGTERM", "20",
         .target = AT(grace)},
+    {CLI_REAL, "heartbeat-timeout", "S", "a rank without a sign of life for S seconds is dead",
+        "30", .target = AT(heartbeat)},
+    {CLI_REAL, "world-timeout", "S", "a new world that does not train after S seconds is given up",
+        "120", .target = AT(world_limit)},
     {CLI_FLAG, "json", NULL, "print one JSON object a line", .target = AT(json)},
     {.kind = CLI_END},
 };
@@ -211,8 +217,12 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
         status = rs_train_options_save(o);
     int code;
     if (status == RS_OK) {
-        launch l = {
-            .command = command, .options = o, .launcher = args->launcher, .grace = args->grace};
+        launch l = {.command = command,
+            .options = o,
+            .launcher = args->launcher,
+            .grace = args->grace,
+            .heartbeat = args->heartbeat,
+            .world_limit = args->world_limit};
         l.console = console_choose(args->json, &l.width);
         code = launch_run(&l);
     } else {
@@ -308,19 +318,44 @@ const cli_command cmd_train = {
 /* ---- reshard worker ---- */
 
 typedef struct worker_args {
-    const char *job, *console;
-    int64_t width;
+    const char *job, *console, *address;
+    int64_t width, world;
 } worker_args;
 
 static const cli_option worker_options[] = {
     {CLI_TEXT, "job", "DIR", "the job directory", .target = offsetof(worker_args, job),
         .required = true},
+    {CLI_INT, "world", "N", "which world of the job", "1", .target = offsetof(worker_args, world),
+        .minimum = 1},
+    {CLI_TEXT, "link", "ADDRESS", "where the supervisor listens",
+        .target = offsetof(worker_args, address), .required = true},
     {CLI_CHOICE, "console", "C", "what rank 0 prints", "lines",
         .target = offsetof(worker_args, console), .choices = CONSOLE_MODES},
     {CLI_INT, "width", "N", "columns of the terminal", "80",
         .target = offsetof(worker_args, width)},
     {.kind = CLI_END},
 };
+
+/* The rank as part of its world: what the world is, its supervisor says. */
+static int work(const cli_command *command, const worker_args *args, rs_train_options *o)
+{
+    char board[RS_TRAIN_PATH];
+    rs_member *member = NULL;
+    launch_board(o, (int)args->world, board, sizeof board);
+    rs_status status =
+        rs_member_join(args->job, args->address, (int)args->world, board, MPI_COMM_WORLD, &member);
+    if (status != RS_OK)
+        return cli_fail(command, status, NULL);
+    const rs_member_world *world = rs_member_world_of(member);
+    o->member = member;
+    o->ranks = world->ranks;
+    memcpy(o->layout, world->layout, sizeof o->layout);
+    rs_train_outcome outcome;
+    int code = train_as_rank(o, args->console, (int)args->width, &outcome);
+    o->member = NULL;
+    rs_member_leave(member);
+    return code;
+}
 
 static int run_worker(const cli_command *command, int argc, char **argv)
 {
@@ -337,10 +372,10 @@ static int run_worker(const cli_command *command, int argc, char **argv)
     if (status != RS_OK) {
         code = cli_fail(command, status, NULL);
     } else {
-        launch_join(&o);
-        MPI_Init(NULL, NULL);
-        rs_train_outcome outcome;
-        code = train_as_rank(&o, args.console, (int)args.width, &outcome);
+        launch_join(&o, (int)args.world);
+        int provided;
+        MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+        code = work(command, &args, &o);
         MPI_Finalize();
     }
     rs_train_options_fini(&o);
@@ -351,7 +386,7 @@ const cli_command cmd_worker = {
     .name = "worker",
     .summary = "one rank of a job, started by train",
     .text = "One rank of a training job. `reshard train` starts it.",
-    .example = "  mpirun -n 4 reshard worker --job /tmp/job",
+    .example = "  mpirun -n 4 reshard worker --job /tmp/job --world 1 --link unix:reshard-job",
     .options = worker_options,
     .run = run_worker,
     .hidden = true,

@@ -8,6 +8,8 @@ extern const cli_command cmd_train;
 extern const cli_command cmd_switch;
 extern const cli_command cmd_status;
 extern const cli_command cmd_save;
+extern const cli_command cmd_scale;
+extern const cli_command cmd_cancel;
 extern const cli_command cmd_stop;
 extern const cli_command cmd_plan;
 extern const cli_command cmd_layout;

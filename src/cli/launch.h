@@ -16,7 +16,9 @@ typedef struct launch {
     const char *launcher;            /* "auto", "mpirun" or "srun" */
     const char *console;             /* how rank 0 shall print, see console.h */
     int width;
-    double grace; /* seconds from a stop signal to the end by force */
+    double grace;       /* seconds from a stop signal to the end by force */
+    double heartbeat;   /* seconds without a sign of life after which a rank counts as dead */
+    double world_limit; /* seconds that a new world may take until it trains */
 } launch;
 
 /* Runs the job to its end; the exit code of the command. Leaves nothing behind on this host. */
@@ -24,7 +26,13 @@ int launch_run(const launch *l);
 
 /* In a rank, before MPI_Init: notes the process in the job directory, keeps the files that MPI
  * shares between processes together in one folder, and ends with the launcher. */
-void launch_join(const rs_train_options *options);
+void launch_join(const rs_train_options *options, int world);
+
+/* The file in which the ranks of a world on this host show that they live; returns `path`. */
+char *launch_board(const rs_train_options *options, int world, char *path, size_t size);
+
+/* JOB/ranks, where every rank notes its process and host as WORLD-RANK; returns `path`. */
+char *launch_ranks_folder(const rs_train_options *options, char *path, size_t size);
 
 /* Removes what a job that is not running any more may have left on this host: its arenas, the
  * folder of its MPI's shared files, its list of processes. */

@@ -63,7 +63,7 @@ static rs_status prepare_mpirun(launcher *l, const rs_train_options *options)
         for (size_t i = 0; i < sizeof open_mpi / sizeof *open_mpi; i++)
             add(l, open_mpi[i]);
         launcher_folder(options, l->folder, sizeof l->folder);
-        if (mkdir(l->folder, 0700) == 0) {
+        if (mkdir(l->folder, 0700) == 0 || errno == EEXIST) {
             add(l, "--mca");
             add(l, "orte_tmpdir_base");
             add(l, l->folder);
@@ -130,12 +130,14 @@ static rs_status prepare_srun(launcher *l)
     return RS_OK;
 }
 
-rs_status launcher_prepare(
-    launcher *l, const char *name, const rs_train_options *options, const char *console, int width)
+rs_status launcher_prepare(launcher *l, const char *name, const rs_train_options *options,
+    const launcher_world *world, const char *console, int width)
 {
     char found[512];
     memset(l, 0, sizeof *l);
-    snprintf(l->ranks, sizeof l->ranks, "%d", options->ranks);
+    snprintf(l->ranks, sizeof l->ranks, "%d", world->ranks);
+    snprintf(l->world, sizeof l->world, "%d", world->number);
+    snprintf(l->address, sizeof l->address, "%s", world->address);
     snprintf(l->width, sizeof l->width, "%d", width);
     ssize_t n = readlink("/proc/self/exe", l->self, sizeof l->self - 1);
     if (n <= 0)
@@ -150,8 +152,8 @@ rs_status launcher_prepare(
     bool slurm = getenv("SLURM_JOB_ID") != NULL && find_program("srun", found, sizeof found);
     bool use_srun = strcmp(name, "srun") == 0 || (strcmp(name, "auto") == 0 && slurm);
     RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options));
-    const char *const worker[] = {
-        l->self, "worker", "--job", options->job, "--console", console, "--width", l->width};
+    const char *const worker[] = {l->self, "worker", "--job", options->job, "--world", l->world,
+        "--link", l->address, "--console", console, "--width", l->width};
     for (size_t i = 0; i < sizeof worker / sizeof *worker; i++)
         add(l, worker[i]);
     return RS_OK;

@@ -2,6 +2,7 @@
 #ifndef RS_CLI_LAUNCHER_H
 #define RS_CLI_LAUNCHER_H
 
+#include "elastic/link.h"
 #include "train/train.h"
 
 #define LAUNCHER_ARGUMENTS 48
@@ -12,13 +13,21 @@ typedef struct launcher {
     char path[512];
     char self[RS_TRAIN_PATH];
     char folder[RS_TRAIN_PATH];
-    char ranks[16], width[16], type[32];
+    char ranks[16], width[16], type[32], world[16];
+    char address[RS_LINK_ADDRESS];
 } launcher;
+
+/* The world that is started. */
+typedef struct launcher_world {
+    int number;
+    int ranks;
+    const char *address; /* of the supervisor, for its ranks */
+} launcher_world;
 
 /* Fills in the command line for `name` ("auto", "mpirun", "srun") and sets the thread counts in the
  * environment where the user has not. RS_ERR_NOT_FOUND: there is no such launcher here. */
 rs_status launcher_prepare(launcher *l, const char *name, const rs_train_options *options,
-    const char *console, int width) RS_MUST_CHECK;
+    const launcher_world *world, const char *console, int width) RS_MUST_CHECK;
 
 /* The launcher's own temporary folder of this job; returns `path`. */
 char *launcher_folder(const rs_train_options *options, char *path, size_t size);

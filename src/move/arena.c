@@ -249,13 +249,16 @@ static rs_status adopt_segment(
 }
 
 /* Lays out the segments: adopted ones where they are, the others in turn in the extent `own`. */
-static rs_status lay_out(const rs_segment_list *segments, const rs_arena *old, const int *adopted,
+static rs_status lay_out(const rs_segment_list *segments, const rs_adoption *adopted,
     size_t adopted_count, rs_extent own, rs_table *table)
 {
     int64_t page = page_bytes();
     size_t next = 0; /* of adopted */
-    table->extents =
-        rs_calloc((old != NULL ? old->table.extent_count : 0) + 1, sizeof *table->extents);
+    size_t most = 1;
+    for (size_t k = 0; k < adopted_count; k++)
+        if (adopted[k].from != NULL && (k == 0 || adopted[k].from != adopted[k - 1].from))
+            most += adopted[k].from->table.extent_count;
+    table->extents = rs_calloc(most, sizeof *table->extents);
     table->entries = rs_calloc(segments->count, sizeof *table->entries);
     if (table->extents == NULL || table->entries == NULL)
         return rs_error_memory(segments->count * sizeof *table->entries);
@@ -268,8 +271,8 @@ static rs_status lay_out(const rs_segment_list *segments, const rs_arena *old, c
             return rs_error_set(RS_ERR_ARGUMENT,
                 "segment %d (%" PRId64 " bytes) is out of order or negative", segment->segment,
                 segment->bytes);
-        if (next < adopted_count && adopted[next] == segment->segment) {
-            RS_TRY(adopt_segment(table, segment, old, entry));
+        if (next < adopted_count && adopted[next].segment == segment->segment) {
+            RS_TRY(adopt_segment(table, segment, adopted[next].from, entry));
             next++;
             continue;
         }
@@ -284,7 +287,8 @@ static rs_status lay_out(const rs_segment_list *segments, const rs_arena *old, c
     }
     if (next < adopted_count)
         return rs_error_set(RS_ERR_ARGUMENT,
-            "segment %d is to be adopted, but the new arena does not have it", adopted[next]);
+            "segment %d is to be adopted, but the new arena does not have it",
+            adopted[next].segment);
     /* The own extent is named last, and always, so that the arena can be told by it. */
     int32_t index = name_extent(table, &own);
     for (size_t k = 0; k < segments->count; k++)
@@ -349,8 +353,8 @@ static rs_status make_extent(const rs_keeper *keeper, const rs_extent *own, bool
 }
 
 static rs_status create(rs_keeper *keeper, int generation, int rank,
-    const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
-    bool sparse, rs_arena **out)
+    const rs_segment_list *segments, const rs_adoption *adopted, size_t adopted_count, bool sparse,
+    rs_arena **out)
 {
     rs_status status;
     rs_table table = {.flags = sparse ? RS_TABLE_SPARSE : 0};
@@ -358,7 +362,7 @@ static rs_status create(rs_keeper *keeper, int generation, int rank,
     if (generation < 0 || rank < 0)
         return rs_error_set(
             RS_ERR_ARGUMENT, "arena of generation %d, rank %d: both from 0 on", generation, rank);
-    RS_TRY_GOTO(lay_out(segments, old, adopted, adopted_count,
+    RS_TRY_GOTO(lay_out(segments, adopted, adopted_count,
                     (rs_extent){.generation = generation, .rank = rank}, &table),
         free_table);
     RS_TRY_GOTO(make_extent(keeper, &table.extents[table.extent_count - 1], sparse), free_table);
@@ -375,18 +379,41 @@ free_table:
     return status;
 }
 
+/* The same where all that is adopted comes from one arena. */
+static rs_status create_after(rs_keeper *keeper, int generation, int rank,
+    const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
+    bool sparse, rs_arena **out)
+{
+    rs_adoption *all = rs_calloc(adopted_count, sizeof *all);
+    if (all == NULL)
+        return rs_error_memory(adopted_count * sizeof *all);
+    for (size_t k = 0; k < adopted_count; k++)
+        all[k] = (rs_adoption){adopted[k], old};
+    rs_status status = create(keeper, generation, rank, segments, all, adopted_count, sparse, out);
+    free(all);
+    return status;
+}
+
 rs_status rs_arena_create(rs_keeper *keeper, int generation, int rank,
     const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
     rs_arena **out)
 {
-    return create(keeper, generation, rank, segments, old, adopted, adopted_count, false, out);
+    return create_after(
+        keeper, generation, rank, segments, old, adopted, adopted_count, false, out);
 }
 
 rs_status rs_arena_create_sparse(rs_keeper *keeper, int generation, int rank,
     const rs_segment_list *segments, const rs_arena *old, const int *adopted, size_t adopted_count,
     rs_arena **out)
 {
-    return create(keeper, generation, rank, segments, old, adopted, adopted_count, true, out);
+    return create_after(keeper, generation, rank, segments, old, adopted, adopted_count, true, out);
+}
+
+rs_status rs_arena_create_from(rs_keeper *keeper, int generation, int rank,
+    const rs_segment_list *segments, const rs_adoption *adopted, size_t adopted_count,
+    rs_arena **out)
+{
+    return create(keeper, generation, rank, segments, adopted, adopted_count, false, out);
 }
 
 /* The place in its extent of a range of a segment, which must lie within the segment. */

@@ -35,6 +35,11 @@ void rs_comm_receive(MPI_Comm comm, int from, int tag, void *data, size_t bytes)
     MPI_Recv(data, count_of(bytes), MPI_BYTE, from, tag, comm, MPI_STATUS_IGNORE);
 }
 
+void rs_comm_sum_words(MPI_Comm comm, uint64_t *words, size_t count)
+{
+    MPI_Allreduce(MPI_IN_PLACE, words, count_of(count), MPI_UINT64_T, MPI_SUM, comm);
+}
+
 void rs_comm_post_floats(
     MPI_Comm comm, int to, int tag, const float *data, int64_t count, MPI_Request *request)
 {

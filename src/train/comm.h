@@ -27,6 +27,9 @@ void rs_comm_gather(MPI_Comm comm, int root, const void *mine, size_t bytes, voi
 void rs_comm_send(MPI_Comm comm, int to, int tag, const void *data, size_t bytes);
 void rs_comm_receive(MPI_Comm comm, int from, int tag, void *data, size_t bytes);
 
+/* The sums of everybody's words, mod 2^64, on every rank. Collective. */
+void rs_comm_sum_words(MPI_Comm comm, uint64_t *words, size_t count);
+
 /* Vectors of floats. */
 void rs_comm_post_floats(
     MPI_Comm comm, int to, int tag, const float *data, int64_t count, MPI_Request *request);

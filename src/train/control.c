@@ -41,6 +41,7 @@ struct rs_control_lock {
 struct rs_control {
     char *job;
     double polled;
+    bool attached;
 };
 
 static double now_seconds(void)
@@ -219,7 +220,8 @@ static rs_status check_running(const char *job)
 }
 
 /* Puts a request into the directory; `name` gets its name (room for RS_CONTROL_NAME). */
-static rs_status submit(const char *job, const char *kind, const char *layout, char *name)
+static rs_status submit(
+    const char *job, const char *kind, const char *layout, bool new_world, char *name)
 {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -232,7 +234,8 @@ static rs_status submit(const char *job, const char *kind, const char *layout, c
     snprintf(below, sizeof below, "requests/%s", name);
     RS_TRY(join(folder, job, "requests"));
     RS_TRY(make_folder(folder));
-    json_t *root = json_pack("{s:s,s:s?}", "request", kind, "layout", layout);
+    json_t *root =
+        json_pack("{s:s,s:s?,s:b}", "request", kind, "layout", layout, "new_world", new_world);
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     if (text == NULL)
@@ -324,15 +327,15 @@ static rs_status follow(const char *job, const char *name, bool wait, rs_control
 }
 
 /* Puts a request and follows the answers to it. */
-static rs_status ask(const char *job, const char *kind, const char *layout, bool wait,
-    rs_control_progress progress, void *context, char **reply)
+static rs_status ask(const char *job, const char *kind, const char *layout, bool new_world,
+    bool wait, rs_control_progress progress, void *context, char **reply)
 {
     char name[RS_CONTROL_NAME];
     json_t *answer = NULL;
     if (reply != NULL)
         *reply = NULL;
     RS_TRY(check_running(job));
-    RS_TRY(submit(job, kind, layout, name));
+    RS_TRY(submit(job, kind, layout, new_world, name));
     rs_status status = follow(job, name, wait, progress, context, &answer);
     if (reply != NULL && answer != NULL)
         *reply = json_dumps(answer, JSON_COMPACT | JSON_REAL_PRECISION(15));
@@ -340,21 +343,45 @@ static rs_status ask(const char *job, const char *kind, const char *layout, bool
     return status;
 }
 
+/* A request whose text is the user's. */
+static rs_status ask_with(const char *job, const char *kind, const char *text, bool new_world,
+    bool wait, rs_control_progress progress, void *context, char **reply)
+{
+    if (strlen(text) >= RS_CONTROL_LAYOUT) {
+        if (reply != NULL)
+            *reply = NULL;
+        return rs_error_set(RS_ERR_ARGUMENT, "the text of the request is too long");
+    }
+    return ask(job, kind, text, new_world, wait, progress, context, reply);
+}
+
 rs_status rs_control_switch(const char *job, const char *layout, bool wait,
     rs_control_progress progress, void *context, char **reply)
 {
-    if (strlen(layout) >= RS_CONTROL_LAYOUT) {
-        if (reply != NULL)
-            *reply = NULL;
-        return rs_error_set(RS_ERR_ARGUMENT, "layout text too long");
-    }
-    return ask(job, "switch", layout, wait, progress, context, reply);
+    return ask_with(job, "switch", layout, false, wait, progress, context, reply);
+}
+
+rs_status rs_control_renew(const char *job, const char *layout, bool wait,
+    rs_control_progress progress, void *context, char **reply)
+{
+    return ask_with(job, "switch", layout, true, wait, progress, context, reply);
 }
 
 rs_status rs_control_save(
     const char *job, bool wait, rs_control_progress progress, void *context, char **reply)
 {
-    return ask(job, "save", NULL, wait, progress, context, reply);
+    return ask(job, "save", NULL, false, wait, progress, context, reply);
+}
+
+rs_status rs_control_scale(const char *job, const char *ranks, bool wait,
+    rs_control_progress progress, void *context, char **reply)
+{
+    return ask_with(job, "scale", ranks, false, wait, progress, context, reply);
+}
+
+rs_status rs_control_cancel(const char *job)
+{
+    return ask(job, "cancel", NULL, false, true, NULL, NULL, NULL);
 }
 
 rs_status rs_control_stop(const char *job, bool wait)
@@ -362,7 +389,7 @@ rs_status rs_control_stop(const char *job, bool wait)
     char name[RS_CONTROL_NAME];
     json_t *answer = NULL;
     RS_TRY(check_running(job));
-    RS_TRY(submit(job, "stop", NULL, name));
+    RS_TRY(submit(job, "stop", NULL, false, name));
     rs_status status = follow(job, name, true, NULL, NULL, &answer);
     json_decref(answer);
     while (status == RS_OK && wait && rs_control_is_claimed(job, NULL))
@@ -403,6 +430,21 @@ static bool has_suffix(const char *name, const char *suffix)
     return n > m && strcmp(name + n - m, suffix) == 0;
 }
 
+rs_status rs_control_attach(const char *job, rs_control **out)
+{
+    rs_control *control = rs_calloc(1, sizeof *control);
+    if (control == NULL)
+        return rs_error_memory(sizeof *control);
+    control->attached = true;
+    control->job = rs_strdup(job);
+    if (control->job == NULL) {
+        free(control);
+        return rs_error_memory(strlen(job) + 1);
+    }
+    *out = control;
+    return RS_OK;
+}
+
 rs_status rs_control_open(const char *job, rs_control **out)
 {
     char folder[PATH_BYTES], path[2 * PATH_BYTES];
@@ -418,15 +460,8 @@ rs_status rs_control_open(const char *job, rs_control **out)
         unlink(path);
     }
     closedir(listing);
-    rs_control *control = rs_calloc(1, sizeof *control);
-    if (control == NULL)
-        return rs_error_memory(sizeof *control);
-    control->job = rs_strdup(job);
-    if (control->job == NULL) {
-        free(control);
-        return rs_error_memory(strlen(job) + 1);
-    }
-    *out = control;
+    RS_TRY(rs_control_attach(job, out));
+    (*out)->attached = false;
     return RS_OK;
 }
 
@@ -453,6 +488,24 @@ static bool oldest(const char *job, char *name)
     return found;
 }
 
+static const char *const kinds[] = {"switch", "stop", "save", "scale", "cancel"};
+
+const char *rs_control_kind_name(rs_control_kind kind)
+{
+    return kinds[kind];
+}
+
+rs_status rs_control_kind_parse(const char *name, rs_control_kind *out)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (strcmp(name, kinds[i]) == 0) {
+            *out = (rs_control_kind)i;
+            return RS_OK;
+        }
+    }
+    return rs_error_set(RS_ERR_ARGUMENT, "request '%s': there is none of this kind", name);
+}
+
 /* Reads and removes the request `name`; false if it cannot be understood. */
 static bool take(const char *job, const char *name, rs_control_request *out)
 {
@@ -465,20 +518,13 @@ static bool take(const char *job, const char *name, rs_control_request *out)
     unlink(path);
     const char *kind = json_string_value(json_object_get(root, "request"));
     const char *layout = json_string_value(json_object_get(root, "layout"));
-    bool known = false;
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "%s", name);
-    if (kind != NULL && strcmp(kind, "stop") == 0) {
-        out->kind = RS_CONTROL_STOP;
-        known = true;
-    } else if (kind != NULL && strcmp(kind, "save") == 0) {
-        out->kind = RS_CONTROL_SAVE;
-        known = true;
-    } else if (kind != NULL && strcmp(kind, "switch") == 0 && layout != NULL &&
-               strlen(layout) < RS_CONTROL_LAYOUT) {
-        out->kind = RS_CONTROL_SWITCH;
-        snprintf(out->layout, sizeof out->layout, "%s", layout);
-        known = true;
+    bool known = kind != NULL && rs_control_kind_parse(kind, &out->kind) == RS_OK;
+    if (known && (out->kind == RS_CONTROL_SWITCH || out->kind == RS_CONTROL_SCALE)) {
+        known = layout != NULL && strlen(layout) < RS_CONTROL_LAYOUT;
+        snprintf(out->layout, sizeof out->layout, "%s", known ? layout : "");
+        out->new_world = json_is_true(json_object_get(root, "new_world"));
     }
     json_decref(root);
     return known;
@@ -531,7 +577,7 @@ void rs_control_close(rs_control *control)
         return;
     rs_control_request request;
     control->polled = 0;
-    while (rs_control_poll(control, &request)) {
+    while (!control->attached && rs_control_poll(control, &request)) {
         const char *state = request.kind == RS_CONTROL_STOP ? "done" : "refused";
         if (rs_control_answer(control, request.name, state, "the job has ended", NULL) != RS_OK)
             break;

@@ -50,6 +50,17 @@ typedef void (*rs_control_progress)(void *context, const char *state, const char
 rs_status rs_control_switch(const char *job, const char *layout, bool wait,
     rs_control_progress progress, void *context, char **reply) RS_MUST_CHECK;
 
+/* The same by a new world of ranks, though it could be done in place. */
+rs_status rs_control_renew(const char *job, const char *layout, bool wait,
+    rs_control_progress progress, void *context, char **reply) RS_MUST_CHECK;
+
+/* The same for a number of ranks, "+2", "-2" or "6": the job chooses the nearest layout. */
+rs_status rs_control_scale(const char *job, const char *ranks, bool wait,
+    rs_control_progress progress, void *context, char **reply) RS_MUST_CHECK;
+
+/* Asks the job to give up the world that it is building. RS_ERR_ARGUMENT: there is none. */
+rs_status rs_control_cancel(const char *job) RS_MUST_CHECK;
+
 /* Asks the job to stop after its current step; waits until its directory is released if `wait`. */
 rs_status rs_control_stop(const char *job, bool wait) RS_MUST_CHECK;
 
@@ -66,7 +77,9 @@ rs_status rs_control_status(const char *job, char **json) RS_MUST_CHECK;
 typedef enum rs_control_kind {
     RS_CONTROL_SWITCH = 0,
     RS_CONTROL_STOP,
-    RS_CONTROL_SAVE
+    RS_CONTROL_SAVE,
+    RS_CONTROL_SCALE, /* another number of ranks: `layout` is "+2", "-2" or "6" */
+    RS_CONTROL_CANCEL /* no new world after all */
 } rs_control_kind;
 
 #define RS_CONTROL_NAME 192
@@ -76,6 +89,7 @@ typedef struct rs_control_request {
     char name[RS_CONTROL_NAME]; /* file name; whom to answer */
     rs_control_kind kind;
     char layout[RS_CONTROL_LAYOUT];
+    bool new_world; /* SWITCH: by a new world, though it could be done in place */
 } rs_control_request;
 
 typedef struct rs_control rs_control;
@@ -83,12 +97,20 @@ typedef struct rs_control rs_control;
 /* Makes JOB/requests and removes what an earlier job left there. */
 rs_status rs_control_open(const char *job, rs_control **out) RS_MUST_CHECK;
 
+/* For who answers what another process takes and hands on (member.h): removes nothing, and refuses
+ * nothing when it is closed. */
+rs_status rs_control_attach(const char *job, rs_control **out) RS_MUST_CHECK;
+
 /* Refuses requests nobody has taken, and closes. */
 void rs_control_close(rs_control *control);
 
 /* Takes the oldest request, if there is one. Malformed ones are refused here. Cheap: reads the
  * directory at most every 50 ms. */
 bool rs_control_poll(rs_control *control, rs_control_request *out);
+
+/* The name of a kind of request, and back (RS_ERR_ARGUMENT). */
+const char *rs_control_kind_name(rs_control_kind kind);
+rs_status rs_control_kind_parse(const char *name, rs_control_kind *out) RS_MUST_CHECK;
 
 /* Answers `request` (its name). `state` is "accepted", "preparing", ... or a last one: "done",
  * "failed", "refused", "busy". `members` (may be NULL) is a JSON object whose members the answer

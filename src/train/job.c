@@ -3,7 +3,9 @@
  *
  * Failures. While a job is set up and while it switches, ranks agree on a status after each phase,
  * so all return it. A rank that fails by itself in the middle of a step cannot be waited for: it
- * removes the job's arenas of its machine, tells its listener and ends the job with MPI_Abort. A
+ * removes the job's arenas of its machine, tells its listener and ends the job with MPI_Abort. In a
+ * supervised job the arenas are the supervisor's to remove, and a new world that fails before it
+ * has taken over touches nothing but what it made. A
  * rank that dies is noticed by the launcher, which ends the others; signals.c and the supervisor
  * remove what is left.
  */
@@ -19,8 +21,10 @@
 #include "train/comm.h"
 #include "train/job.h"
 #include "train/kernels.h"
+#include "train/member.h"
 #include "train/save.h"
 #include "train/signals.h"
+#include "train/takeover.h"
 
 double rs_job_seconds(void)
 {
@@ -64,6 +68,12 @@ rs_status rs_job_report(rs_job *job, const char *state, const char *message, boo
 
 /* ---- setting up ---- */
 
+/* True in a new world that has not taken over yet: the job's files and arenas are another's. */
+static bool is_guest(const rs_job *job)
+{
+    return job->guest;
+}
+
 /* What only rank 0 does: the job directory is its. */
 static rs_status open_directory(rs_job *job)
 {
@@ -73,7 +83,8 @@ static rs_status open_directory(rs_job *job)
         RS_TRY(rs_train_options_save(&copy));
     }
     snprintf(job->id, sizeof job->id, "%s", copy.id);
-    RS_TRY(rs_control_open(copy.job, &job->control));
+    RS_TRY(copy.member != NULL ? rs_control_attach(copy.job, &job->control)
+                               : rs_control_open(copy.job, &job->control));
     return rs_metrics_open(job->options, &job->metrics);
 }
 
@@ -88,7 +99,10 @@ static rs_status open_local(rs_job *job)
     if (job->sums == NULL)
         return rs_error_memory(rs_sums_word_count(job->space) * sizeof *job->sums);
     RS_TRY(rs_keeper_open(job->id, folder, &job->keeper));
-    return rs_signals_begin(job->id, folder);
+    RS_TRY(rs_signals_begin(job->id, folder));
+    if (o->member != NULL)
+        rs_signals_keep();
+    return RS_OK;
 }
 
 static rs_status begin_layout(rs_job *job)
@@ -97,11 +111,15 @@ static rs_status begin_layout(rs_job *job)
     RS_TRY(rs_layout_parse(job->options->layout, &layout));
     rs_layout_format(&layout, job->layout);
     RS_TRY(rs_state_init(job->space, &layout, job->rank, &job->state));
+    if (is_guest(job))
+        return RS_OK;
     return rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false);
 }
 
 static rs_status begin_state(rs_job *job)
 {
+    if (is_guest(job))
+        return rs_saver_create(job, &job->saver);
     RS_TRY(rs_resume_state(job));
     RS_TRY(rs_saver_create(job, &job->saver));
     return job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK;
@@ -131,20 +149,29 @@ static rs_status set_up(rs_job *job)
     rs_comm_broadcast(job->comm, 0, job->id, sizeof job->id);
     RS_TRY(rs_job_agree(job, open_local(job)));
     RS_TRY(rs_job_find_nodes(job));
-    RS_TRY(rs_job_check_room(job));
-    RS_TRY(rs_job_report(job, "starting", "", true));
+    if (!is_guest(job)) {
+        RS_TRY(rs_job_check_room(job));
+        RS_TRY(rs_job_report(job, "starting", "", true));
+    }
     RS_TRY(rs_job_agree(job, begin_layout(job)));
+    if (is_guest(job))
+        RS_TRY(rs_takeover_prepare(job));
     RS_TRY(rs_job_agree(job, begin_state(job)));
     layout = job->state.layout;
     rs_world_init(&job->world, &layout, job->comm);
     while (!rs_world_build(&job->world))
         continue;
-    return rs_job_agree(job, begin_trainer(job));
+    RS_TRY(rs_job_agree(job, begin_trainer(job)));
+    if (!is_guest(job))
+        return RS_OK;
+    RS_TRY(rs_takeover_run(job));
+    job->guest = job->ended;
+    return RS_OK;
 }
 
 static void tell_start(const rs_job *job)
 {
-    if (job->rank != 0 || job->listener->start == NULL)
+    if (job->rank != 0 || job->listener->start == NULL || job->first_generation > 0)
         return;
     char meaning[RS_LAYOUT_TEXT];
     rs_train_start start = {.layout = job->layout,
@@ -163,13 +190,14 @@ static void tell_start(const rs_job *job)
 /* Removes this rank's arenas, of all generations that may exist. */
 static rs_status remove_arenas(rs_job *job)
 {
-    for (int g = 0; g <= job->last_generation; g++)
+    for (int g = job->first_generation; g <= job->last_generation; g++)
         RS_TRY(rs_arena_delete(job->keeper, g, job->rank, NULL));
     return RS_OK;
 }
 
 static void close_job(rs_job *job)
 {
+    rs_takeover_destroy(job);
     rs_trainer_destroy(job->trainer);
     rs_saver_destroy(job->saver);
     rs_state_fini(&job->state);
@@ -199,8 +227,16 @@ static rs_status fail(rs_job *job, rs_status status)
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", rs_error_message());
-    if (job->keeper != NULL && rs_keeper_sweep(job->keeper) != RS_OK)
+    rs_member *member = job->options->member;
+    if (member == NULL && job->keeper != NULL && rs_keeper_sweep(job->keeper) != RS_OK)
         rs_job_notice(job, "arenas are left over: %s", rs_error_message());
+    if (is_guest(job)) {
+        bool told = job->rank == 0 && rs_member_tell(member, "failed",
+                                          json_pack("{s:s}", "message", message)) == RS_OK;
+        if (!job->agreed && !told)
+            MPI_Abort(job->comm, 1);
+        return rs_error_set(status, "%s", message);
+    }
     if (rs_job_report(job, "failed", message, true) != RS_OK)
         rs_job_notice(job, "the failure is not in status.json: %s", rs_error_message());
     if ((job->rank == 0 || !job->agreed) && job->listener->failed != NULL)
@@ -212,8 +248,10 @@ static rs_status fail(rs_job *job, rs_status status)
 
 static rs_status finish(rs_job *job)
 {
-    static const char *const states[] = {"finished", "stopped", "stopped"};
+    static const char *const states[] = {"finished", "stopped", "stopped", "left"};
     rs_saver_settle(job);
+    if (job->outcome == RS_TRAIN_LEFT)
+        return RS_OK;
     RS_TRY(rs_job_agree(job, remove_arenas(job)));
     RS_TRY(rs_job_agree(job, rs_job_report(job, states[job->outcome], "", true)));
     if (job->rank == 0 && job->listener->end != NULL)
@@ -234,6 +272,12 @@ rs_status rs_train_run(const rs_train_options *options, const rs_train_listener 
     MPI_Comm_size(comm, &job.ranks);
     omp_set_num_threads(options->threads);
     rs_product_set_threads(options->threads);
+    if (options->member != NULL) {
+        const rs_member_world *world = rs_member_world_of(options->member);
+        job.guest = world->from.ranks > 0;
+        job.generation = job.first_generation = job.last_generation = world->generation;
+        job.scheduled = (size_t)world->scheduled;
+    }
     rs_status status = set_up(&job);
     if (status == RS_OK) {
         tell_start(&job);

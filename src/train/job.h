@@ -28,7 +28,8 @@ typedef enum rs_order_kind {
     RS_ORDER_SWITCH,   /* do it, or give it up if some rank could not prepare */
     RS_ORDER_STOP,     /* end the job */
     RS_ORDER_SAVE,     /* copy the state and begin to write it */
-    RS_ORDER_SAVED     /* collect what was written, commit it */
+    RS_ORDER_SAVED,    /* collect what was written, commit it */
+    RS_ORDER_LEAVE     /* stop here and give the state to the next world */
 } rs_order_kind;
 
 typedef struct rs_order {
@@ -93,10 +94,13 @@ typedef struct rs_job {
     rs_trainer *trainer; /* NULL on an idle rank */
     int generation;
     bool signalled; /* as far as it is known: on rank 0 any rank's, on an idle one what it told */
-    int last_generation; /* the highest ever made */
-    double step_seconds; /* of the last step */
+    int first_generation; /* of this world */
+    int last_generation;  /* the highest that this world ever made */
+    bool guest;           /* a new world that has not taken over: the job is still another's */
+    double step_seconds;  /* of the last step */
 
     rs_next next;
+    struct rs_takeover *takeover; /* a new world, until it has taken over */
     rs_saver *saver;
     uint64_t *sums;    /* reduced words of the certificate of the state at step sums_step */
     int64_t sums_step; /* -1: none */
@@ -107,6 +111,8 @@ typedef struct rs_job {
     rs_metrics *metrics;
     int64_t switches; /* tried or being prepared */
     size_t scheduled; /* of options->switches: done or under way */
+    bool held;        /* a new world is being built from the layout as it is */
+    bool leave_asked; /* and is ready */
     bool stop_asked;
     double looked; /* when the supervisor was last seen */
 } rs_job;

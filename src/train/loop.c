@@ -27,8 +27,11 @@
 #include "base/memory.h"
 #include "train/comm.h"
 #include "train/job.h"
+#include "train/member.h"
+#include "train/requests.h"
 #include "train/save.h"
 #include "train/signals.h"
+#include "train/takeover.h"
 
 #define TAG_ORDER 91
 #define TAG_REPORT 92
@@ -69,89 +72,37 @@ static void nap(double seconds)
 
 /* ---- rank 0 decides ---- */
 
-static rs_status refuse(
-    rs_job *job, const rs_control_request *request, const char *state, const char *why)
-{
-    rs_job_notice(job, "switch to %s refused: %s", request->layout, why);
-    return rs_control_answer(job->control, request->name, state, why, NULL);
-}
-
-/* Checks the layout that a request names; *out gets its canonical text. False: refused, and
- * answered. */
-static rs_status check_request(
-    rs_job *job, const rs_control_request *request, char *out, bool *fits)
+/* A scheduled switch that this world has too few ranks for needs another one, once its step has
+ * come; one to the layout in use needs nothing. False: it is an ordinary one. */
+static bool pass_scheduled(rs_job *job, const rs_train_switch *s, int64_t step)
 {
     rs_layout layout;
-    char why[1200];
-    *fits = false;
-    rs_status status = rs_layout_parse(request->layout, &layout);
-    if (status == RS_OK)
-        status = rs_layout_check_trainable(&layout, job->space);
-    if (status != RS_OK) {
-        snprintf(why, sizeof why, "%s", rs_error_message());
-        return refuse(job, request, "refused", why);
-    }
-    if (job->next.pending) {
-        snprintf(why, sizeof why, "a switch to %s is under way", job->next.text);
-        return refuse(job, request, "busy", why);
-    }
+    if (rs_layout_parse(s->layout, &layout) != RS_OK)
+        return false;
     if (rs_layout_equal(&layout, &job->world.layout)) {
-        snprintf(why, sizeof why, "the job has the layout %s already", job->layout);
-        return refuse(job, request, "refused", why);
+        job->scheduled++;
+        return true;
     }
-    if (rs_layout_world(&layout) > job->ranks) {
-        snprintf(why, sizeof why, "layout %s needs %d ranks, and the job has %d", request->layout,
-            rs_layout_world(&layout), job->ranks);
-        return refuse(job, request, "refused", why);
-    }
-    rs_layout_format(&layout, out);
-    *fits = true;
-    return RS_OK;
-}
-
-/* Answers requests; the first switch that fits becomes the pending one. */
-static rs_status take_requests(rs_job *job, rs_order *order)
-{
-    rs_control_request request;
-    char text[RS_LAYOUT_TEXT];
-    while (rs_control_poll(job->control, &request)) {
-        if (request.kind == RS_CONTROL_SAVE) {
-            bool waits = rs_saver_request(job->saver, request.name);
-            RS_TRY(rs_control_answer(job->control, request.name, waits ? "accepted" : "busy",
-                waits ? "the state is saved after this step" : "too many requests wait", NULL));
-            continue;
-        }
-        if (request.kind == RS_CONTROL_STOP) {
-            job->stop_asked = true;
-            RS_TRY(rs_control_answer(
-                job->control, request.name, "done", "the job stops after its current step", NULL));
-            continue;
-        }
-        bool fits;
-        RS_TRY(check_request(job, &request, text, &fits));
-        if (!fits)
-            continue;
-        RS_TRY(rs_control_answer(
-            job->control, request.name, "accepted", "the switch is being prepared", NULL));
-        rs_switch_reset(job);
-        job->next.pending = true;
-        job->next.due = -1;
-        snprintf(job->next.request, sizeof job->next.request, "%s", request.name);
-        snprintf(job->next.text, sizeof job->next.text, "%s", text);
-        order->kind = RS_ORDER_PREPARE;
-        snprintf(order->layout, sizeof order->layout, "%s", text);
-    }
-    return RS_OK;
+    if (rs_layout_world(&layout) <= job->ranks)
+        return false;
+    if (step < s->step)
+        return true;
+    job->scheduled++;
+    if (job->options->member == NULL || rs_requests_elsewhere(job, "", s->layout) != RS_OK)
+        rs_job_notice(job,
+            "the switch to %s after step %lld needs more ranks than the %d there are", s->layout,
+            (long long)s->step, job->ranks);
+    return true;
 }
 
 /* The next switch of the options, if it is time to prepare it. */
 static bool take_scheduled(rs_job *job, rs_order *order)
 {
     const rs_train_options *o = job->options;
-    if (job->scheduled == o->switch_count)
+    if (job->scheduled == o->switch_count || job->held)
         return false;
     const rs_train_switch *s = &o->switches[job->scheduled];
-    if (order->step < s->step - AHEAD)
+    if (order->step < s->step - AHEAD || pass_scheduled(job, s, order->step))
         return false;
     job->scheduled++;
     rs_switch_reset(job);
@@ -182,6 +133,8 @@ static void read_reports(rs_job *job)
 /* True if this job's supervisor is gone. */
 static bool is_orphan(rs_job *job)
 {
+    if (job->options->member != NULL && rs_member_is_orphan(job->options->member))
+        return true;
     double now = rs_job_seconds();
     if (!job->options->supervised || now - job->looked < SUPERVISOR)
         return false;
@@ -195,7 +148,7 @@ static rs_status decide(rs_job *job, bool ready, rs_order *order)
 {
     rs_next *next = &job->next;
     read_reports(job);
-    RS_TRY(take_requests(job, order));
+    RS_TRY(rs_requests_take(job, order));
     bool last = order->step >= job->options->steps;
     if (job->signalled || job->stop_asked || is_orphan(job)) {
         order->kind = RS_ORDER_STOP;
@@ -209,6 +162,9 @@ static rs_status decide(rs_job *job, bool ready, rs_order *order)
                       : rs_world_is_built(&next->world) ? RS_ORDER_NONE
                                                         : RS_ORDER_SLICE;
         order->more = order->kind == RS_ORDER_SWITCH;
+    } else if (job->leave_asked && !last) {
+        order->kind = RS_ORDER_LEAVE;
+        order->more = true;
     } else if (!take_scheduled(job, order) && last) {
         order->kind = RS_ORDER_STOP;
         order->outcome = RS_TRAIN_FINISHED;
@@ -387,6 +343,9 @@ static rs_status obey(rs_job *job, const rs_order *order)
     case RS_ORDER_SWITCH:
         rs_saver_forget(job->saver);
         return rs_switch_run(job);
+    case RS_ORDER_LEAVE:
+        rs_saver_forget(job->saver);
+        return rs_world_leave(job);
     case RS_ORDER_SAVE:
         rs_saver_begin(job);
         break;

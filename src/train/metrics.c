@@ -53,7 +53,9 @@ rs_status rs_metrics_open(const rs_train_options *options, rs_metrics **out)
     rs_text path = {0};
     rs_text_append(&path, "%s/metrics.jsonl", options->job);
     RS_TRY_GOTO(rs_text_take(&path, &m->path), fail);
-    int fresh = options->resume == 0 ? O_EXCL : 0;
+    /* A supervisor has seen to it already, and may have written of its world. */
+    bool begins = options->resume == 0 && options->member == NULL;
+    int fresh = begins ? O_EXCL : 0;
     m->fd = open(m->path, O_WRONLY | O_CREAT | fresh | O_APPEND | O_CLOEXEC, 0666);
     if (m->fd < 0) {
         status = rs_error_errno(errno, "cannot create %s", m->path);
@@ -75,6 +77,12 @@ void rs_metrics_close(rs_metrics *m)
         close(m->fd);
     free(m->path);
     free(m);
+}
+
+void rs_metrics_go_on(rs_metrics *m, int64_t step)
+{
+    m->last.step = step;
+    m->last.samples = step * m->options->global_batch;
 }
 
 /* Takes the text: appends it as one line. */
@@ -209,6 +217,8 @@ rs_status rs_metrics_switch(
         ",\"seconds\":{\"prepare\":%.6f,\"plan\":%.6f,\"quiesce\":%.6f,\"move\":%.6f"
         ",\"verify\":%.6f,\"commit\":%.6f},\"certificate\":\"%s\"",
         s->prepare, s->plan, s->quiesce, s->move, s->verify, s->commit, event->certificate);
+    if (event->world > 0)
+        rs_text_append(&text, ",\"world\":%d,\"pause\":%.6f", event->world, event->pause);
     if (event->status != RS_OK) {
         rs_text_append(&text, ",\"error\":");
         put_string(&text, event->message);

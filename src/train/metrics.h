@@ -16,6 +16,9 @@ typedef struct rs_metrics rs_metrics;
 rs_status rs_metrics_open(const rs_train_options *options, rs_metrics **out) RS_MUST_CHECK;
 void rs_metrics_close(rs_metrics *metrics);
 
+/* For a world that takes over: the job is at step `step`. */
+void rs_metrics_go_on(rs_metrics *metrics, int64_t step);
+
 /* Appends a step's line. */
 rs_status rs_metrics_step(rs_metrics *metrics, const rs_train_step *step) RS_MUST_CHECK;
 

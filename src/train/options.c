@@ -75,6 +75,7 @@ static const member members[] = {
     {"fault_error_rank", INTEGER, AT(fault.error_rank), 0},
     {"fault_kill_step", INTEGER, AT(fault.kill_step), 0},
     {"fault_kill_rank", INTEGER, AT(fault.kill_rank), 0},
+    {"fault_certificate_world", INTEGER, AT(fault.certificate_world), 0},
     {"fault_hashes", FLAG, AT(fault.hashes), 0},
 };
 

@@ -305,7 +305,8 @@ rs_order_kind rs_saver_decide(rs_job *job, int64_t step, rs_order_kind kind)
     if (s->committing && atomic_load(&s->commit.done))
         settle(s);
     bool due = is_due(s, step, kind);
-    bool cannot_wait = due || kind == RS_ORDER_SWITCH || kind == RS_ORDER_STOP;
+    bool cannot_wait =
+        due || kind == RS_ORDER_SWITCH || kind == RS_ORDER_STOP || kind == RS_ORDER_LEAVE;
     if (s->active)
         return s->all_written || cannot_wait ? RS_ORDER_SAVED : RS_ORDER_NONE;
     if (!due)

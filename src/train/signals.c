@@ -29,6 +29,7 @@ static struct {
     sem_t posted;
     atomic_bool caught;
     atomic_bool held;
+    atomic_bool kept;
     atomic_bool ended;
     struct sigaction old_term;
     struct sigaction old_int;
@@ -58,7 +59,8 @@ static void *watch_run(void *unused)
             return NULL;
         nap_ms(NAP_MS);
     }
-    if (!atomic_load(&watch.ended) && rs_keeper_sweep(watch.keeper) != RS_OK)
+    if (!atomic_load(&watch.ended) && !atomic_load(&watch.kept) &&
+        rs_keeper_sweep(watch.keeper) != RS_OK)
         return NULL; /* there is nobody to tell: the supervisor sweeps once more */
     return NULL;
 }
@@ -101,6 +103,11 @@ void rs_signals_end(void)
 bool rs_signals_caught(void)
 {
     return atomic_load(&watch.caught);
+}
+
+void rs_signals_keep(void)
+{
+    atomic_store(&watch.kept, true);
 }
 
 void rs_signals_hold(bool hold)

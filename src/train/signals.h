@@ -19,6 +19,9 @@ void rs_signals_end(void);
 /* True once a signal has come. */
 bool rs_signals_caught(void);
 
+/* From now on arenas are not removed: a supervisor does that. */
+void rs_signals_keep(void);
+
 /* While held, arenas are not removed: other ranks may still have to open them. */
 void rs_signals_hold(bool hold);
 

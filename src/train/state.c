@@ -287,6 +287,26 @@ rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, 
     return state->holds ? map_roles(state) : RS_OK;
 }
 
+rs_status rs_state_take_over(rs_state *state, rs_keeper *keeper, int generation,
+    const rs_adoption *adopted, size_t adopted_count)
+{
+    if (!state->holds)
+        return RS_OK;
+    state->carried = rs_calloc(adopted_count, sizeof *state->carried);
+    if (state->carried == NULL)
+        return rs_error_memory(adopted_count * sizeof *state->carried);
+    for (size_t i = 0; i < adopted_count; i++)
+        state->carried[state->carried_count++] = adopted[i].segment;
+    rs_segment_list segments = {0};
+    rs_status status = rs_placement_segments(state->placement, state->rank, &segments);
+    if (status == RS_OK)
+        status = rs_arena_create_from(
+            keeper, generation, state->rank, &segments, adopted, adopted_count, &state->arena);
+    rs_segment_list_fini(&segments);
+    RS_TRY(status);
+    return make_views(state);
+}
+
 rs_status rs_state_footprint(const rs_state *state, int64_t *bytes)
 {
     *bytes = 0;

@@ -50,6 +50,10 @@ rs_status rs_state_init(
 rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, const rs_state *old,
     const int *adopted, size_t adopted_count, bool sparse) RS_MUST_CHECK;
 
+/* The same for a rank of a new world: what it adopts lies in arenas of an old one. */
+rs_status rs_state_take_over(rs_state *state, rs_keeper *keeper, int generation,
+    const rs_adoption *adopted, size_t adopted_count) RS_MUST_CHECK;
+
 /* Unmaps and forgets; the arena's files stay. */
 void rs_state_fini(rs_state *state);
 

@@ -51,8 +51,11 @@ typedef struct rs_train_fault {
     int64_t error_rank;
     int64_t kill_step; /* in this step rank kill_rank kills itself (SIGKILL) before the update */
     int64_t kill_rank;
+    int64_t certificate_world; /* the world of this number takes over with a bit flipped */
     bool hashes; /* switch events also have the hash of every rank's memory and the state's sums */
 } rs_train_fault;
+
+typedef struct rs_member rs_member;
 
 typedef struct rs_train_options {
     char model[RS_TRAIN_PATH]; /* preset, config.json, or a folder with one */
@@ -88,6 +91,7 @@ typedef struct rs_train_options {
     char init[RS_TRAIN_PATH]; /* checkpoint whose weights to begin with; "": made from the seed */
     bool supervised; /* another process has claimed the job directory and sweeps up at the end */
     rs_train_fault fault;
+    rs_member *member; /* of a supervised world (member.h); borrowed, not saved; may be NULL */
 } rs_train_options;
 
 /* Defaults: seq 256, global batch 8, micro-batch 2, fp32, lr 3e-4, 10 warm-up steps, one thread. */
@@ -177,12 +181,15 @@ typedef struct rs_train_switched {
     const char *certificate; /* "ok", "failed", or "none" where it did not come to that */
     rs_status status;        /* RS_OK, or why the job is still in the old layout */
     const char *message;     /* the same in words; "" */
+    int world;               /* of the new world that took over; 0: done in place */
+    double pause;            /* of a new world: from the end of the old one's last step; else 0 */
 } rs_train_switched;
 
 typedef enum rs_train_outcome {
     RS_TRAIN_FINISHED = 0, /* all steps done */
     RS_TRAIN_STOPPED,      /* asked to through the job directory */
-    RS_TRAIN_TERMINATED    /* SIGTERM or SIGINT: the step was finished */
+    RS_TRAIN_TERMINATED,   /* SIGTERM or SIGINT: the step was finished */
+    RS_TRAIN_LEFT          /* another world goes on, or this one was not wanted */
 } rs_train_outcome;
 
 /* All members may be NULL. Called on rank 0, but for `failed`. */

@@ -7,14 +7,14 @@ expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'usage: reshard COMMAND' --help
 expect 0 'usage: reshard COMMAND' help
 expect 2 'usage: reshard COMMAND'
-for command in train switch status stop plan layout; do
+for command in train switch scale cancel status stop plan layout; do
     expect 0 "usage: reshard $command" help $command
     expect 0 "usage: reshard $command" $command --help
     expect 0 "^Example" $command -h
     expect 0 "^  reshard $command" help $command
     expect 0 "^  $command " help
 done
-for command in train switch status plan layout; do
+for command in train switch scale status plan layout; do
     expect 0 "^  --json" help $command
 done
 

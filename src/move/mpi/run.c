@@ -24,12 +24,19 @@ static rs_status check_arguments(const rs_move *move)
     int rank = 0;
     RS_TRY(rs_mpi_check(MPI_Comm_size(move->comm, &size), "asking for the size"));
     RS_TRY(rs_mpi_check(MPI_Comm_rank(move->comm, &rank), "asking for the rank"));
-    int holders = rs_placement_holders(move->from);
+    int holders = rs_placement_holders(move->from) - move->lenders;
     if (rs_placement_holders(move->to) > holders)
         holders = rs_placement_holders(move->to);
     if (size < holders)
         return rs_error_set(RS_ERR_ARGUMENT,
             "the communicator has %d ranks, the larger placement %d", size, holders);
+    size_t count;
+    const rs_copy *copies = rs_plan_copies(move->plan, &count);
+    for (size_t i = 0; move->lenders > 0 && i < count; i++)
+        if (copies[i].source >= holders && copies[i].reach == RS_REACH_REMOTE)
+            return rs_error_set(RS_ERR_UNSUPPORTED,
+                "holder %d is memory of another node: nobody is there to send it",
+                copies[i].source);
     if (rs_plan_rank(move->plan) != rank)
         return rs_error_set(RS_ERR_ARGUMENT, "rank %d was given the plan of rank %d", rank,
             rs_plan_rank(move->plan));

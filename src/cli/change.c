@@ -1,0 +1,518 @@
+/*
+ * The supervisor's part in a change of worlds: it does what the table of elastic/handover.h says.
+ *
+ * Rank 0 of the active world decides what needs another world (it knows layout, space and what is
+ * under way) and says "elsewhere"; from there on the supervisor leads. Requests are handed to the
+ * active world only while it listens: not from "quiesce" until it goes on or another one trains.
+ *
+ * Every stage is a line {"event":"world"} of metrics.jsonl with the seconds since the change was
+ * asked for.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "cli/subject.h"
+#include "cli/supervisor.h"
+#include "elastic/assign.h"
+#include "reshard/arena.h"
+#include "train/member.h"
+
+#define DEFERRED ((int)(sizeof((supervisor *)0)->deferred / sizeof(rs_control_request)))
+#define LEAVE_SECONDS 30 /* the old world's processes have to end */
+#define EXIT_SECONDS 3   /* those of a new one that is not wanted, before they are made to */
+
+static double wall_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- telling people ---- */
+
+static json_t *describe_world(const world *w)
+{
+    json_t *hosts = json_array();
+    for (int h = 0; h < w->host_count; h++)
+        json_array_append_new(
+            hosts, json_pack("{s:s,s:i}", "host", w->hosts[h].name, "ranks", w->hosts[h].ranks));
+    return json_pack("{s:i,s:s,s:s,s:i,s:i,s:o,s:I}", "world", w->number, "stage",
+        world_stage_name(w->stage), "layout", w->layout, "ranks", w->ranks, "generation",
+        w->generation, "hosts", hosts, "launcher", (json_int_t)w->process);
+}
+
+static void replace_worlds(const supervisor *s)
+{
+    json_t *worlds = json_array();
+    if (s->active != NULL)
+        json_array_append_new(worlds, describe_world(s->active));
+    if (s->other != NULL)
+        json_array_append_new(worlds, describe_world(s->other));
+    json_t *root =
+        json_pack("{s:s,s:o}", "change", rs_handover_name(s->handover.state), "worlds", worlds);
+    char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
+    if (text == NULL || rs_control_replace(s->options->job, "worlds.json", text) != RS_OK)
+        fprintf(stderr, "reshard train: worlds.json cannot be written: %s\n", rs_error_message());
+    free(text);
+    json_decref(root);
+}
+
+void change_note(supervisor *s, const world *w, const char *stage)
+{
+    char path[RS_TRAIN_PATH + 16];
+    replace_worlds(s);
+    snprintf(path, sizeof path, "%s/metrics.jsonl", s->options->job);
+    json_t *event = json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:f,s:f}", "event", "world", "world",
+        w->number, "stage", stage, "layout", w->layout, "ranks", w->ranks, "generation",
+        w->generation, "seconds", cli_now() - (s->want.asked > 0 ? s->want.asked : w->begun),
+        "time", wall_seconds());
+    char *text = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
+    json_decref(event);
+    size_t length = text != NULL ? strlen(text) : 0;
+    if (length > 0)
+        text[length] = '\n'; /* in place of the end: one write is one line */
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 || length == 0 || write(fd, text, length + 1) != (ssize_t)length + 1)
+        fprintf(stderr, "reshard train: %s cannot be written\n", path);
+    if (fd >= 0)
+        close(fd);
+    free(text);
+}
+
+static void answer(supervisor *s, const char *state, const char *message, const char *members)
+{
+    if (s->want.request[0] == '\0')
+        return;
+    if (rs_control_answer(s->control, s->want.request, state, message, members) != RS_OK)
+        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+}
+
+static void answer_last(supervisor *s, const char *state, const char *message, const char *members)
+{
+    answer(s, state, message, members);
+    s->want.request[0] = '\0';
+}
+
+/* ---- what a new world is told ---- */
+
+static rs_status number_ranks(
+    const supervisor *s, const char *old_text, const char *new_text, json_t *kept)
+{
+    rs_model model;
+    rs_space *space = NULL;
+    rs_placement *old = NULL, *now = NULL;
+    rs_layout layout;
+    int *table = NULL;
+    rs_status status;
+    RS_TRY(rs_model_load(s->options->model, &model));
+    RS_TRY(rs_model_space(&model, s->options->dtype, &space));
+    RS_TRY_GOTO(rs_layout_parse(old_text, &layout), done);
+    RS_TRY_GOTO(rs_layout_placement(space, &layout, &old), done);
+    RS_TRY_GOTO(rs_layout_parse(new_text, &layout), done);
+    RS_TRY_GOTO(rs_layout_placement(space, &layout, &now), done);
+    int ranks = rs_placement_holders(now);
+    table = rs_calloc((size_t)ranks, sizeof *table);
+    if (table == NULL) {
+        status = rs_error_memory((size_t)ranks * sizeof *table);
+        goto done;
+    }
+    RS_TRY_GOTO(rs_assign_ranks(old, now, table), done);
+    for (int r = 0; r < ranks; r++)
+        json_array_append_new(kept, json_integer(table[r]));
+done:
+    free(table);
+    rs_placement_destroy(now);
+    rs_placement_destroy(old);
+    rs_space_destroy(space);
+    return status;
+}
+
+/* What the active world has, as the next one is told. */
+static json_t *origin_of(const supervisor *s)
+{
+    json_t *kept = json_array();
+    if (kept == NULL || number_ranks(s, s->active->layout, s->want.layout, kept) != RS_OK) {
+        json_decref(kept);
+        return NULL;
+    }
+    rs_layout layout;
+    int ranks = rs_layout_parse(s->active->layout, &layout) == RS_OK ? rs_layout_world(&layout) : 0;
+    return json_pack("{s:s,s:i,s:i,s:o}", "layout", s->active->layout, "generation",
+        s->active->generation, "ranks", ranks, "kept", kept);
+}
+
+static rs_status welcome(const world *w, rs_link *link)
+{
+    json_t *word = json_pack("{s:s,s:i,s:i,s:s,s:i,s:I}", "do", "join", "world", w->number,
+        "generation", (w->number - 1) * RS_WORLD_GENERATIONS, "layout", w->layout, "ranks",
+        w->ranks, "scheduled", (json_int_t)w->scheduled);
+    if (word != NULL && w->from != NULL)
+        json_object_set(word, "from", w->from);
+    rs_status status = word != NULL ? rs_link_send(link, word) : rs_error_memory(1);
+    json_decref(word);
+    return status;
+}
+
+/* ---- doing ---- */
+
+/* Sends {"do": what}; a world that cannot be told is about to be found dead. */
+static void command(world *w, const char *what, bool all)
+{
+    json_t *word = json_pack("{s:s}", "do", what);
+    rs_status status = all ? world_tell_all(w, word) : world_tell(w, word);
+    (void)status;
+    json_decref(word);
+}
+
+static void give_up(supervisor *s, const char *why)
+{
+    if (s->why[0] == '\0')
+        snprintf(s->why, sizeof s->why, "%s", why);
+}
+
+static void begin_world(supervisor *s)
+{
+    rs_layout layout;
+    json_t *from = origin_of(s);
+    rs_status status = from != NULL
+                           ? rs_layout_parse(s->want.layout, &layout)
+                           : rs_error_set(RS_ERR_NO_MEMORY, "the ranks cannot be numbered");
+    if (status == RS_OK)
+        status = supervisor_start(
+            s, s->want.layout, rs_layout_world(&layout), from, s->active->scheduled, &s->other);
+    else
+        json_decref(from);
+    if (status != RS_OK) {
+        give_up(s, rs_error_message());
+        change_event(s, RS_HANDOVER_NEW_GONE);
+        return;
+    }
+    char text[RS_LAYOUT_TEXT + 64];
+    snprintf(text, sizeof text, "world %d of %d ranks is being built for %s", s->other->number,
+        s->other->ranks, s->want.layout);
+    answer(s, "preparing", text, NULL);
+    change_note(s, s->other, "started");
+}
+
+static void delete_generation(supervisor *s, const world *w)
+{
+    rs_keeper *keeper = NULL;
+    const char *folder = s->options->arena_dir[0] != '\0' ? s->options->arena_dir : NULL;
+    rs_status status = rs_keeper_open(s->options->id, folder, &keeper);
+    for (int r = 0; r < w->ranks && status == RS_OK; r++)
+        status = rs_arena_delete(keeper, w->generation, r, NULL);
+    rs_keeper_close(keeper);
+    if (status != RS_OK)
+        fprintf(stderr, "reshard train: arenas of world %d are left until the job ends: %s\n",
+            w->number, rs_error_message());
+}
+
+static void drop_other(supervisor *s)
+{
+    if (s->other == NULL)
+        return;
+    delete_generation(s, s->other);
+    world *w = s->other;
+    s->other = NULL;
+    w->stage = WORLD_LEAVES;
+    change_note(s, w, "gone");
+    world_fini(w);
+    free(w);
+}
+
+static void let_train(supervisor *s)
+{
+    world *old = s->active;
+    s->active = s->other;
+    s->other = old;
+    s->active->stage = WORLD_TRAINS;
+    s->other->stage = WORLD_LEAVES;
+    command(s->active, "train", true);
+    change_note(s, s->active, "committed");
+}
+
+static void end_new(supervisor *s)
+{
+    world *w = s->other;
+    if (w == NULL)
+        return;
+    bool sleeps = w->stage == WORLD_READY || w->stage == WORLD_PULLS;
+    w->stage = WORLD_LEAVES;
+    w->deadline = cli_now() + EXIT_SECONDS;
+    if (sleeps)
+        command(w, "exit", true);
+    else
+        world_force(w);
+    change_note(s, w, "given up");
+}
+
+static void tell_failed(supervisor *s)
+{
+    char text[RS_LAYOUT_TEXT + 1100];
+    snprintf(text, sizeof text, "no new world for %s: %s", s->want.layout,
+        s->why[0] != '\0' ? s->why : "it ended before it had taken over");
+    fprintf(stderr, "reshard train: %s\n", text);
+    answer_last(s, "failed", text, NULL);
+}
+
+static void settle(supervisor *s)
+{
+    json_decref(s->pull);
+    s->pull = NULL;
+    s->limit = 0;
+    s->why[0] = '\0';
+    if (!s->want.pending)
+        s->want = (wanted){0};
+    replace_worlds(s);
+}
+
+static void perform(supervisor *s, unsigned actions)
+{
+    if (actions & RS_DO_HOLD)
+        command(s->active, "hold", false);
+    if (actions & RS_DO_RELEASE) {
+        s->active->stage = WORLD_TRAINS;
+        command(s->active, "go_on", true);
+    }
+    if (actions & RS_DO_START)
+        begin_world(s);
+    if (actions & RS_DO_QUIESCE)
+        command(s->active, "quiesce", false);
+    if (actions & RS_DO_PULL) {
+        s->other->stage = WORLD_PULLS;
+        rs_status status = world_tell_all(s->other, s->pull);
+        (void)status; /* it is found dead then */
+        change_note(s, s->other, "pulls");
+        answer(s, "moving", "training is stopped, bytes move", NULL);
+    }
+    if (actions & RS_DO_TRAIN)
+        let_train(s);
+    if (actions & RS_DO_LEAVE) {
+        command(s->other, "leave", true);
+        s->other->deadline = cli_now() + LEAVE_SECONDS;
+    }
+    if (actions & RS_DO_END_NEW)
+        end_new(s);
+    if (actions & (RS_DO_DROP_NEW | RS_DO_DROP_OLD))
+        drop_other(s);
+    if (actions & RS_DO_TELL_FAILED)
+        tell_failed(s);
+    if ((actions & RS_DO_TELL_DONE) && !s->want.pending)
+        answer_last(s, "done", "the new world trains", NULL);
+    if (actions & RS_DO_COMMIT)
+        change_event(s, RS_HANDOVER_COMMITTED);
+}
+
+void change_event(supervisor *s, rs_handover_event event)
+{
+    unsigned actions = rs_handover_take(&s->handover, event);
+    perform(s, actions);
+    if (s->handover.state == RS_HANDOVER_IDLE && actions != 0)
+        settle(s);
+}
+
+void change_cancel(supervisor *s, const char *why)
+{
+    rs_handover_state state = s->handover.state;
+    if (state == RS_HANDOVER_IDLE || state >= RS_HANDOVER_COMMITTING)
+        return;
+    give_up(s, why);
+    change_event(s, RS_HANDOVER_CANCEL);
+}
+
+/* ---- hearing ---- */
+
+static const char *text_of(const json_t *word, const char *key)
+{
+    const char *text = json_string_value(json_object_get(word, key));
+    return text != NULL ? text : "";
+}
+
+/* The old world keeps its layout, and says which that is. */
+static void take_held(supervisor *s, const json_t *word)
+{
+    snprintf(s->active->layout, sizeof s->active->layout, "%s", text_of(word, "layout"));
+    s->active->generation = (int)json_integer_value(json_object_get(word, "generation"));
+    s->active->scheduled = json_integer_value(json_object_get(word, "scheduled"));
+    change_event(s, RS_HANDOVER_HELD);
+}
+
+static void take_quiesced(supervisor *s, const json_t *word)
+{
+    json_decref(s->pull);
+    s->pull = json_copy((json_t *)(uintptr_t)word);
+    json_object_set_new(s->pull, "do", json_string("pull"));
+    s->active->stage = WORLD_SLEEPS;
+    change_note(s, s->active, "quiesced");
+    change_event(s, RS_HANDOVER_QUIESCED);
+}
+
+static void take_elsewhere(supervisor *s, const json_t *word)
+{
+    const char *request = text_of(word, "request");
+    bool leaving = s->handover.state == RS_HANDOVER_LEAVING;
+    if (s->stopping || s->want.pending || (s->handover.state != RS_HANDOVER_IDLE && !leaving)) {
+        if (request[0] != '\0' && rs_control_answer(s->control, request, "busy",
+                                      "another change is under way", NULL) != RS_OK)
+            fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+        return;
+    }
+    if (leaving)
+        answer_last(s, "done", "the new world trains", NULL);
+    s->want = (wanted){.pending = true, .asked = cli_now()};
+    snprintf(s->want.layout, sizeof s->want.layout, "%s", text_of(word, "layout"));
+    snprintf(s->want.request, sizeof s->want.request, "%s", request);
+    answer(s, "accepted", "a new world is to take over", NULL);
+}
+
+static void take_training(supervisor *s, const json_t *word)
+{
+    char *members = json_dumps(word, JSON_COMPACT | JSON_REAL_PRECISION(15));
+    change_note(s, s->active, "trains");
+    answer_last(s, "done", "", members);
+    free(members);
+}
+
+/* True if the word was about the change under way. */
+static bool take_change(supervisor *s, world *w, const char *what, const json_t *word)
+{
+    bool is_new = w == s->other;
+    if (is_new && strcmp(what, "ready") == 0 && w->stage == WORLD_BUILDS) {
+        w->stage = WORLD_READY;
+        change_note(s, w, "ready");
+        change_event(s, RS_HANDOVER_READY);
+    } else if (is_new && strcmp(what, "certified") == 0) {
+        change_note(s, w, "certified");
+        change_event(s, RS_HANDOVER_CERTIFIED);
+    } else if (is_new && strcmp(what, "failed") == 0) {
+        give_up(s, text_of(word, "message"));
+        change_event(s, RS_HANDOVER_FAILED);
+    } else if (!is_new && strcmp(what, "held") == 0) {
+        take_held(s, word);
+    } else if (!is_new && strcmp(what, "busy") == 0) {
+        give_up(s, text_of(word, "message"));
+        change_event(s, RS_HANDOVER_REFUSED);
+    } else if (!is_new && strcmp(what, "quiesced") == 0) {
+        take_quiesced(s, word);
+    } else if (!is_new && strcmp(what, "elsewhere") == 0) {
+        take_elsewhere(s, word);
+    } else if (!is_new && strcmp(what, "training") == 0) {
+        take_training(s, word);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* A host joins. */
+static void take_hello(supervisor *s, world *w, world_host *host, const json_t *word)
+{
+    host->rank = (int)json_integer_value(json_object_get(word, "rank"));
+    host->ranks = (int)json_integer_value(json_object_get(word, "ranks"));
+    snprintf(host->name, sizeof host->name, "%s", text_of(word, "host"));
+    if (welcome(w, host->link) != RS_OK || host->rank != 0)
+        return;
+    w->stage = w->from != NULL ? WORLD_BUILDS : WORLD_TRAINS;
+    change_note(s, w, "joined");
+}
+
+static void take_beat(supervisor *s, world *w, const json_t *word)
+{
+    double age = json_real_value(json_object_get(word, "age"));
+    long process = (long)json_integer_value(json_object_get(word, "process"));
+    if (age < s->launch->heartbeat || s->stopped_rank[0] != '\0' || w != s->active)
+        return;
+    snprintf(s->stopped_rank, sizeof s->stopped_rank,
+        "process %ld has shown no sign of life for %.0f s", process, age);
+}
+
+void change_word(supervisor *s, world *w, world_host *host, const json_t *word)
+{
+    const char *what = text_of(word, "say");
+    host->beat = cli_now();
+    if (strcmp(what, "beat") == 0)
+        take_beat(s, w, word);
+    else if (strcmp(what, "hello") == 0)
+        take_hello(s, w, host, word);
+    else if (!take_change(s, w, what, word))
+        fprintf(stderr, "reshard train: world %d said '%.40s', which means nothing now\n",
+            w->number, what);
+}
+
+/* ---- requests ---- */
+
+/* True while the active world looks at its stream between steps. */
+static bool listens(const supervisor *s)
+{
+    rs_handover_state state = s->handover.state;
+    return s->active != NULL && s->active->stage == WORLD_TRAINS && world_has_joined(s->active) &&
+           state != RS_HANDOVER_QUIESCING && state != RS_HANDOVER_PULLING &&
+           state != RS_HANDOVER_COMMITTING;
+}
+
+static void hand_on(supervisor *s, const rs_control_request *request)
+{
+    json_t *word = json_pack("{s:s,s:s,s:s,s:s,s:b}", "do", "request", "name", request->name,
+        "kind", rs_control_kind_name(request->kind), "layout", request->layout, "new_world",
+        request->new_world);
+    rs_status status = word != NULL ? world_tell(s->active, word) : rs_error_memory(1);
+    json_decref(word);
+    if (status != RS_OK &&
+        rs_control_answer(s->control, request->name, "refused", rs_error_message(), NULL) != RS_OK)
+        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+}
+
+static void take_cancel(supervisor *s, const rs_control_request *request)
+{
+    rs_handover_state state = s->handover.state;
+    bool can = state != RS_HANDOVER_IDLE && state < RS_HANDOVER_COMMITTING;
+    if (rs_control_answer(s->control, request->name, can ? "done" : "refused",
+            can ? "the new world is given up" : "no new world is being built", NULL) != RS_OK)
+        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+    if (can)
+        change_cancel(s, "it was cancelled");
+}
+
+static void take_request(supervisor *s, const rs_control_request *request)
+{
+    if (request->kind == RS_CONTROL_CANCEL) {
+        take_cancel(s, request);
+        return;
+    }
+    if (request->kind == RS_CONTROL_STOP)
+        change_cancel(s, "the job is told to stop");
+    if (listens(s))
+        hand_on(s, request);
+    else
+        s->deferred[s->deferred_count++] = *request;
+}
+
+void change_tend(supervisor *s)
+{
+    rs_control_request request;
+    if (s->limit > 0 && cli_now() > s->limit && s->handover.state < RS_HANDOVER_COMMITTING) {
+        char why[128];
+        snprintf(why, sizeof why, "it was not ready within %.0f s (--world-timeout)",
+            s->launch->world_limit);
+        s->limit = 0;
+        change_cancel(s, why);
+    }
+    if (s->want.pending && s->handover.state == RS_HANDOVER_IDLE && listens(s) && !s->stopping) {
+        s->want.pending = false;
+        s->limit = cli_now() + s->launch->world_limit;
+        change_event(s, RS_HANDOVER_WANTED);
+    }
+    if (s->active == NULL || !world_has_joined(s->active))
+        return;
+    for (int i = 0; i < s->deferred_count && listens(s); i++)
+        hand_on(s, &s->deferred[i]);
+    s->deferred_count = listens(s) ? 0 : s->deferred_count;
+    while (s->deferred_count < DEFERRED && rs_control_poll(s->control, &request))
+        take_request(s, &request);
+}

@@ -1,0 +1,86 @@
+/* `reshard scale`, `reshard cancel`: another number of ranks for a running job. */
+#include <stdio.h>
+
+#include "cli/commands.h"
+#include "cli/outcome.h"
+#include "train/control.h"
+
+typedef struct scale_args {
+    const char *job, *ranks;
+    bool no_wait, json;
+} scale_args;
+
+static const cli_option scale_options[] = {
+    {CLI_ARGUMENT, "DIR", .target = offsetof(scale_args, job), .help = "the job directory"},
+    {CLI_ARGUMENT, "RANKS", .target = offsetof(scale_args, ranks),
+        .help = "+N, -N, or the number of ranks there shall be"},
+    {CLI_FLAG, "no-wait", NULL, "return when the job has accepted the request",
+        .target = offsetof(scale_args, no_wait)},
+    {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
+        .target = offsetof(scale_args, json)},
+    {.kind = CLI_END},
+};
+
+static int run_scale(const cli_command *command, int argc, char **argv)
+{
+    scale_args args;
+    char *text = NULL;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    outcome how = {args.no_wait, args.json};
+    rs_status status =
+        rs_control_scale(args.job, args.ranks, !args.no_wait, outcome_progress, &how, &text);
+    return outcome_print(command, &how, status, text);
+}
+
+const cli_command cmd_scale = {
+    .name = "scale",
+    .summary = "give a running job more ranks, or fewer",
+    .text =
+        "Gives the job in DIR two more ranks (+2), two fewer (-2), or six (6). A new world of "
+        "that\n"
+        "many ranks boots and makes its memory ready while the job trains, then takes the state\n"
+        "over between two steps; the old ranks end. The layout is the nearest one with so many\n"
+        "ranks: tp is kept if it can be, then pp, and dp is what follows. Batches, data and "
+        "losses\n"
+        "stay as they were. If the change fails the job goes on as it is, and the exit code is 1.",
+    .example = "  reshard scale /tmp/job +2\n"
+               "  reshard scale /tmp/job 3",
+    .options = scale_options,
+    .run = run_scale,
+};
+
+/* ---- cancel ---- */
+
+typedef struct cancel_args {
+    const char *job;
+} cancel_args;
+
+static const cli_option cancel_options[] = {
+    {CLI_ARGUMENT, "DIR", .target = offsetof(cancel_args, job), .help = "the job directory"},
+    {.kind = CLI_END},
+};
+
+static int run_cancel(const cli_command *command, int argc, char **argv)
+{
+    cancel_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    rs_status status = rs_control_cancel(args.job);
+    if (status != RS_OK)
+        return cli_fail(command, status, NULL);
+    printf("the new world is given up; the job trains on as it is\n");
+    return 0;
+}
+
+const cli_command cmd_cancel = {
+    .name = "cancel",
+    .summary = "give up the new world that a job is building",
+    .text = "Ends the ranks of the world that the job in DIR is building for a switch or a scale.\n"
+            "The job trains on as it is, as if nothing had been asked.",
+    .example = "  reshard cancel /tmp/job",
+    .options = cancel_options,
+    .run = run_cancel,
+};

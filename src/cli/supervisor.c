@@ -1,0 +1,493 @@
+/*
+ * The supervisor: the process that a user starts. It owns the job directory, starts each world of
+ * ranks as a fresh MPI job, passes on what they print, leads changes of worlds (change.c), and
+ * stays until all are gone.
+ *
+ * 1. Ctrl-C and SIGTERM reach the supervisor alone, which asks the job to stop after its step, as
+ *    `reshard stop` does. A second signal, or the end of the grace time, ends the launchers.
+ * 2. One loop waits for everything: signals, streams, the launchers' pipes, the clock. Nothing in
+ * it waits for a single peer.
+ * 3. Worlds prove themselves by the job's secret before they are heard (elastic/link.h).
+ * 4. A world whose ranks show no sign of life counts as dead: the rank that stopped is killed, and
+ *    the launcher ends the others.
+ * 5. The first rank that died is named in one line; the launcher's own texts are shown only if
+ *    nothing else explains the end.
+ */
+#include "cli/supervisor.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "cli/subject.h"
+
+#define TICK_SECONDS 0.05 /* between looks for requests */
+
+/* ---- worlds ---- */
+
+rs_status supervisor_start(
+    supervisor *s, const char *layout, int ranks, json_t *from, int64_t scheduled, world **out)
+{
+    world *w = rs_calloc(1, sizeof *w);
+    if (w == NULL) {
+        json_decref(from);
+        return rs_error_memory(sizeof *w);
+    }
+    w->number = ++s->numbers;
+    w->ranks = ranks;
+    w->generation = (w->number - 1) * RS_WORLD_GENERATIONS;
+    w->from = from;
+    w->scheduled = scheduled;
+    snprintf(w->layout, sizeof w->layout, "%s", layout);
+    rs_status status = world_start(w, s->launch, rs_listener_address(s->listener));
+    if (status != RS_OK) {
+        world_fini(w);
+        free(w);
+        return status;
+    }
+    *out = w;
+    return RS_OK;
+}
+
+static void lose_host(world_host *host)
+{
+    rs_link_close(host->link);
+    host->link = NULL;
+}
+
+/* Reads a host's words. */
+static void hear_host(supervisor *s, world *w, world_host *host)
+{
+    json_t *word = NULL;
+    while (host->link != NULL) {
+        if (rs_link_receive(host->link, 0, &word) != RS_OK) {
+            lose_host(host);
+            return;
+        }
+        if (word == NULL)
+            return;
+        change_word(s, w, host, word);
+        json_decref(word);
+        if (w != s->active && w != s->other)
+            return; /* it is gone */
+    }
+}
+
+static world *find_world(const supervisor *s, int number)
+{
+    if (s->active != NULL && s->active->number == number)
+        return s->active;
+    return s->other != NULL && s->other->number == number ? s->other : NULL;
+}
+
+static void forget_stranger(supervisor *s, int i)
+{
+    s->strangers[i] = s->strangers[--s->stranger_count];
+}
+
+/* A connection that has not said who it is: its first word must be a hello. */
+static void hear_stranger(supervisor *s, int i)
+{
+    rs_link *link = s->strangers[i];
+    json_t *word = NULL;
+    rs_status status = rs_link_receive(link, 0, &word);
+    if (status == RS_OK && word == NULL)
+        return;
+    forget_stranger(s, i);
+    const char *what = json_string_value(json_object_get(word, "say"));
+    world *w = find_world(s, (int)json_integer_value(json_object_get(word, "world")));
+    if (status != RS_OK || what == NULL || strcmp(what, "hello") != 0 || w == NULL ||
+        w->host_count == WORLD_HOSTS) {
+        rs_link_close(link);
+    } else {
+        world_host *host = &w->hosts[w->host_count++];
+        *host = (world_host){.link = link};
+        change_word(s, w, host, word);
+    }
+    json_decref(word);
+}
+
+static void take_connection(supervisor *s)
+{
+    rs_link *link = NULL;
+    if (rs_listener_accept(s->listener, &link) != RS_OK || link == NULL)
+        return;
+    if (s->stranger_count == WORLD_HOSTS) { /* the oldest has had time enough */
+        rs_link_close(s->strangers[0]);
+        forget_stranger(s, 0);
+    }
+    s->strangers[s->stranger_count++] = link;
+}
+
+/* ---- stopping ---- */
+
+static void begin_stop(supervisor *s)
+{
+    s->stopping = true;
+    s->stop_limit = cli_now() + s->launch->grace;
+    fprintf(stderr, "\nreshard train: stopping after this step (once more: at once)\n");
+    change_cancel(s, "the job is told to stop");
+    json_t *word = json_pack("{s:s,s:s,s:s}", "do", "request", "kind", "stop", "name", "");
+    if (s->active == NULL || s->active->stage == WORLD_BOOTS ||
+        world_tell(s->active, word) != RS_OK)
+        s->stop_limit = cli_now();
+    json_decref(word);
+}
+
+static void use_force(supervisor *s)
+{
+    s->stop_limit = 0;
+    if (s->active != NULL)
+        world_force(s->active);
+    if (s->other != NULL)
+        world_force(s->other);
+}
+
+static void reap(supervisor *s)
+{
+    int status;
+    for (pid_t process; (process = waitpid(-1, &status, WNOHANG)) > 0;) {
+        if (s->active != NULL && s->active->process == process)
+            world_has_ended(s->active, status);
+        else if (s->other != NULL && s->other->process == process)
+            world_has_ended(s->other, status);
+    }
+}
+
+static void take_signal(supervisor *s)
+{
+    struct signalfd_siginfo info;
+    if (read(s->signals, &info, sizeof info) != sizeof info)
+        return;
+    if (info.ssi_signo == SIGCHLD) {
+        reap(s);
+        return;
+    }
+    s->stop_signal = (int)info.ssi_signo;
+    if (s->stops++ == 0)
+        begin_stop(s);
+    else
+        use_force(s);
+}
+
+/* ---- signs of life ---- */
+
+/* Ends a world of which a rank has stopped; killed ranks end their launcher. */
+static void end_stopped(supervisor *s)
+{
+    long process = 0;
+    if (sscanf(s->stopped_rank, "process %ld", &process) == 1 && process > 0)
+        kill((pid_t)process, SIGKILL);
+    s->active->deadline = cli_now() + 1;
+}
+
+static void check_beats(supervisor *s)
+{
+    world *w = s->active;
+    if (w == NULL || w->ended || w->deadline > 0)
+        return;
+    for (int h = 0; h < w->host_count && s->stopped_rank[0] == '\0'; h++) {
+        const world_host *host = &w->hosts[h];
+        double silent = cli_now() - host->beat;
+        if (host->link != NULL && silent > s->launch->heartbeat)
+            snprintf(s->stopped_rank, sizeof s->stopped_rank,
+                "rank %d on %s has shown no sign of life for %.0f s", host->rank, host->name,
+                silent);
+    }
+    if (s->stopped_rank[0] != '\0')
+        end_stopped(s);
+}
+
+/* ---- the loop ---- */
+
+#define MOST_FDS (2 + 2 * (2 + WORLD_HOSTS) + WORLD_HOSTS)
+
+/* What a descriptor of the poll belongs to. */
+typedef struct source {
+    world *world;
+    int stream; /* 0, 1: of a pipe */
+    int host;   /* of a world, or a stranger without world */
+} source;
+
+static int add_fd(struct pollfd *fds, source *sources, int count, int fd, source of)
+{
+    fds[count] = (struct pollfd){.fd = fd, .events = POLLIN};
+    sources[count] = of;
+    return count + 1;
+}
+
+static int add_world(struct pollfd *fds, source *sources, int count, world *w)
+{
+    for (int i = 0; w != NULL && i < 2; i++)
+        if (w->pipes[i] >= 0)
+            count = add_fd(fds, sources, count, w->pipes[i], (source){w, i, -1});
+    for (int h = 0; w != NULL && h < w->host_count; h++)
+        if (w->hosts[h].link != NULL)
+            count = add_fd(fds, sources, count, rs_link_fd(w->hosts[h].link), (source){w, -1, h});
+    return count;
+}
+
+static void serve(supervisor *s, const struct pollfd *fds, const source *sources, int count)
+{
+    for (int i = 2; i < count; i++) {
+        const source *from = &sources[i];
+        world *w = from->world;
+        if (fds[i].revents == 0 || (w != NULL && w != s->active && w != s->other))
+            continue;
+        if (w == NULL) {
+            for (int k = 0; k < s->stranger_count; k++)
+                if (rs_link_fd(s->strangers[k]) == fds[i].fd)
+                    hear_stranger(s, k);
+        } else if (from->stream >= 0 && w->pipes[from->stream] == fds[i].fd) {
+            world_read(w, from->stream);
+        } else if (from->host >= 0) {
+            hear_host(s, w, &w->hosts[from->host]);
+        }
+    }
+    if (fds[1].revents != 0)
+        take_connection(s);
+    if (fds[0].revents != 0)
+        take_signal(s);
+}
+
+/* What the clock brings. */
+static void tend(supervisor *s)
+{
+    change_tend(s);
+    check_beats(s);
+    if (s->stop_limit > 0 && cli_now() > s->stop_limit)
+        use_force(s);
+    if (s->active != NULL)
+        world_tend(s->active);
+    if (s->other != NULL)
+        world_tend(s->other);
+    if (s->other != NULL && world_is_gone(s->other))
+        change_event(s,
+            s->handover.state == RS_HANDOVER_LEAVING ? RS_HANDOVER_OLD_GONE : RS_HANDOVER_NEW_GONE);
+}
+
+/* True when the active world has ended and nothing goes on without it. */
+static bool is_over(supervisor *s)
+{
+    if (s->active == NULL || !world_is_gone(s->active))
+        return false;
+    rs_handover_state state = s->handover.state;
+    if (state == RS_HANDOVER_PULLING || state == RS_HANDOVER_COMMITTING)
+        return false; /* it slept: the other one takes over */
+    if (state == RS_HANDOVER_HOLDING || state == RS_HANDOVER_BUILDING ||
+        state == RS_HANDOVER_QUIESCING)
+        change_event(s, RS_HANDOVER_OLD_GONE);
+    return s->other == NULL;
+}
+
+static void supervise(supervisor *s)
+{
+    struct pollfd fds[MOST_FDS];
+    source sources[MOST_FDS];
+    while (!is_over(s)) {
+        int count = add_fd(fds, sources, 0, s->signals, (source){0});
+        count = add_fd(fds, sources, count, rs_listener_fd(s->listener), (source){0});
+        count = add_world(fds, sources, count, s->active);
+        count = add_world(fds, sources, count, s->other);
+        for (int k = 0; k < s->stranger_count; k++)
+            count = add_fd(fds, sources, count, rs_link_fd(s->strangers[k]), (source){NULL, -1, k});
+        if (poll(fds, (nfds_t)count, (int)(TICK_SECONDS * 1000)) < 0 && errno != EINTR)
+            return;
+        serve(s, fds, sources, count);
+        tend(s);
+    }
+}
+
+/* Ranks that outlived a launcher became children of the supervisor; they are dying. */
+static void reap_rest(void)
+{
+    for (int tries = 0; tries < 200; tries++) {
+        pid_t process = waitpid(-1, NULL, WNOHANG);
+        if (process < 0)
+            return;
+        if (process == 0)
+            usleep(10000);
+    }
+}
+
+/* ---- what to say at the end ---- */
+
+/* Completes rank and process number from each other, by what the ranks noted at their start. */
+static void complete(const supervisor *s, const world *w, noise_death *death)
+{
+    char folder[RS_TRAIN_PATH + 16], path[RS_TRAIN_PATH + 64];
+    launch_ranks_folder(s->options, folder, sizeof folder);
+    for (int rank = 0; rank < w->ranks; rank++) {
+        long process = 0;
+        char host[64] = "";
+        snprintf(path, sizeof path, "%s/%d-%d", folder, w->number, rank);
+        FILE *file = fopen(path, "r");
+        if (file == NULL)
+            continue;
+        bool read = fscanf(file, "%ld %63s", &process, host) == 2;
+        fclose(file);
+        if (!read || (death->rank >= 0 ? death->rank != rank : death->pid != process))
+            continue;
+        death->rank = rank;
+        death->pid = process;
+        snprintf(death->host, sizeof death->host, "%s", host);
+    }
+}
+
+static int64_t last_step(const supervisor *s)
+{
+    char *text = NULL;
+    if (rs_control_status(s->options->job, &text) != RS_OK)
+        return 0;
+    json_t *root = json_loads(text, 0, NULL);
+    int64_t step = json_integer_value(json_object_get(root, "step"));
+    json_decref(root);
+    free(text);
+    return step;
+}
+
+static void describe_death(const supervisor *s, const noise_death *death)
+{
+    char who[160], how[96];
+    if (death->rank >= 0 && death->pid > 0)
+        snprintf(
+            who, sizeof who, "rank %d (process %ld on %s)", death->rank, death->pid, death->host);
+    else if (death->rank >= 0)
+        snprintf(who, sizeof who, "rank %d", death->rank);
+    else
+        snprintf(who, sizeof who, "a rank");
+    if (death->signal > 0)
+        snprintf(how, sizeof how, "was killed by signal %d (%s)", death->signal,
+            strsignal(death->signal));
+    else if (death->lost > 0)
+        snprintf(how, sizeof how, "died");
+    else
+        snprintf(how, sizeof how, "ended with exit code %d", death->exit_code);
+    cli_error(s->launch->command, CLI_FAILURE, "%s %s after step %" PRId64 "; the job has ended",
+        who, how, last_step(s));
+}
+
+static noise_death find_death(const world *w)
+{
+    noise_death death = w->streams[1].death;
+    if (death.rank < 0 && death.pid == 0)
+        death = w->streams[0].death;
+    /* What the launcher says of another process is then about one that followed. */
+    long lost = w->streams[0].death.lost > 0 ? w->streams[0].death.lost : w->streams[1].death.lost;
+    if (lost > 0 && lost != death.pid)
+        death = (noise_death){.rank = -1, .pid = lost, .lost = lost};
+    return death;
+}
+
+static int conclude(const supervisor *s)
+{
+    const cli_command *command = s->launch->command;
+    const world *w = s->active;
+    bool good = WIFEXITED(w->status) && WEXITSTATUS(w->status) == 0;
+    if (good && (s->stop_signal == SIGTERM || s->stop_signal == SIGUSR1))
+        return CLI_REQUEUE;
+    if (s->stop_signal != 0)
+        return 128 + s->stop_signal;
+    if (good)
+        return 0;
+    noise_death death = find_death(w);
+    bool reported = w->streams[0].rank_reported || w->streams[1].rank_reported;
+    if (s->stopped_rank[0] != '\0') {
+        cli_error(command, CLI_FAILURE, "%s after step %" PRId64 "; the job has ended",
+            s->stopped_rank, last_step(s));
+    } else if (death.signal > 0 || death.lost > 0 || (death.exit_code > 0 && !reported)) {
+        complete(s, w, &death);
+        describe_death(s, &death);
+    } else if (!reported && WIFSIGNALED(w->status)) {
+        cli_error(command, CLI_FAILURE,
+            "the launcher (process %ld) was killed by signal %d (%s) after step %" PRId64
+            "; the job has ended",
+            (long)w->process, WTERMSIG(w->status), strsignal(WTERMSIG(w->status)), last_step(s));
+    } else if (!reported) {
+        for (int i = 0; i < 2; i++) {
+            if (w->streams[i].held.length > 0)
+                fputs(w->streams[i].held.data, stderr);
+        }
+        cli_error(command, CLI_FAILURE, "the ranks could not be run: the launcher %s ended with %d",
+            w->how.arguments[0], WEXITSTATUS(w->status));
+    }
+    return CLI_FAILURE;
+}
+
+/* ---- from beginning to end ---- */
+
+static rs_status begin(supervisor *s, sigset_t *before)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD};
+    char path[RS_TRAIN_PATH + 16], name[RS_TRAIN_ID + 16];
+    uint8_t secret[RS_SECRET];
+    sigset_t set;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        sigaddset(&set, numbers[i]);
+    sigprocmask(SIG_BLOCK, &set, before);
+    s->signals = signalfd(-1, &set, SFD_CLOEXEC);
+    if (s->signals < 0)
+        return rs_error_errno(errno, "signalfd");
+    snprintf(path, sizeof path, "%s/secret", s->options->job);
+    RS_TRY(rs_secret_make(path, secret));
+    snprintf(name, sizeof name, "reshard-%s", s->options->id);
+    RS_TRY(rs_listener_open(name, NULL, secret, &s->listener));
+    RS_TRY(rs_control_open(s->options->job, &s->control));
+    return supervisor_start(s, s->options->layout, s->options->ranks, NULL, 0, &s->active);
+}
+
+static void end(supervisor *s)
+{
+    char path[RS_TRAIN_PATH + 16];
+    world *const worlds[] = {s->active, s->other};
+    for (int i = 0; i < 2; i++) {
+        if (worlds[i] == NULL)
+            continue;
+        world_fini(worlds[i]);
+        free(worlds[i]);
+    }
+    for (int k = 0; k < s->stranger_count; k++)
+        rs_link_close(s->strangers[k]);
+    rs_listener_close(s->listener);
+    rs_control_close(s->control);
+    json_decref(s->pull);
+    snprintf(path, sizeof path, "%s/secret", s->options->job);
+    unlink(path);
+    if (s->signals >= 0)
+        close(s->signals);
+}
+
+int launch_run(const launch *l)
+{
+    supervisor s = {.launch = l, .options = l->options, .signals = -1};
+    sigset_t before;
+    sigemptyset(&before);
+    int code;
+    rs_status status = begin(&s, &before);
+    if (status == RS_OK) {
+        supervise(&s);
+        reap_rest();
+        code = conclude(&s);
+    } else {
+        code = cli_fail(l->command, status, NULL);
+    }
+    status = launch_sweep(l->options);
+    if (status != RS_OK)
+        code = cli_fail(l->command, status, "cleaning up");
+    end(&s);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return code;
+}

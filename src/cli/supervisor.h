@@ -1,0 +1,72 @@
+/* The supervisor of a job, as its parts see it: supervisor.c (processes, signals, the end) and
+ * change.c (worlds that come and go). */
+#ifndef RS_CLI_SUPERVISOR_H
+#define RS_CLI_SUPERVISOR_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "cli/launch.h"
+#include "cli/world.h"
+#include "elastic/handover.h"
+#include "reshard/space.h"
+#include "train/control.h"
+#include "train/member.h"
+
+/* A change of worlds that somebody wants. */
+typedef struct wanted {
+    bool pending; /* not yet begun */
+    char layout[RS_LAYOUT_TEXT];
+    char request[RS_CONTROL_NAME]; /* whom to answer; "": nobody */
+    double asked;
+} wanted;
+
+typedef struct supervisor {
+    const launch *launch;
+    const rs_train_options *options;
+    rs_control *control;
+    rs_listener *listener;
+    int signals;   /* fd */
+    world *active; /* trains, or did until it ended */
+    world *other;  /* comes, or (leaving) goes */
+    int numbers;   /* of worlds made so far */
+    rs_handover handover;
+    wanted want;
+    double limit;                    /* when the change is given up; 0: none under way */
+    json_t *pull;                    /* what the old world said when it had stopped */
+    char why[1000];                  /* it was given up */
+    rs_control_request deferred[16]; /* for the active world, when it listens again */
+    int deferred_count;
+    rs_link *strangers[WORLD_HOSTS]; /* connected, and have not said who they are */
+    int stranger_count;
+    int stop_signal;
+    int stops;
+    bool stopping;
+    double stop_limit;
+    char stopped_rank[160]; /* the process that showed no sign of life; "" */
+} supervisor;
+
+/* ---- change.c ---- */
+
+/* Something happened to the change under way. */
+void change_event(supervisor *s, rs_handover_event event);
+
+/* A word of a world's rank 0 (or of another host's lowest rank). */
+void change_word(supervisor *s, world *w, world_host *host, const json_t *word);
+
+/* Hands requests on to the active world; begins a change that waits. */
+void change_tend(supervisor *s);
+
+/* Gives up the change under way, if it can be, and says why. */
+void change_cancel(supervisor *s, const char *why);
+
+/* JOB/worlds.json and a line of metrics.jsonl. */
+void change_note(supervisor *s, const world *w, const char *stage);
+
+/* ---- supervisor.c ---- */
+
+/* Makes a world of `ranks` ranks and starts it. */
+rs_status supervisor_start(supervisor *s, const char *layout, int ranks, json_t *from,
+    int64_t scheduled, world **out) RS_MUST_CHECK;
+
+#endif

@@ -1,0 +1,173 @@
+/*
+ * A world's launcher, and what can be known of its ranks through it.
+ *
+ * 1. The launcher runs in a session of its own: Ctrl-C reaches the supervisor alone.
+ * 2. Nobody outlives his parent: the launcher gets SIGTERM when the supervisor dies, a rank SIGKILL
+ *    when its launcher dies.
+ * 3. A launcher that has ended may have left bytes in its pipes; they are read until they end, for
+ *    two seconds at most.
+ */
+#include "cli/world.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "cli/subject.h"
+
+#define FORCE_SECONDS 5
+#define READ_SECONDS 2
+
+static rs_status start_process(world *w)
+{
+    int out[2] = {-1, -1}, err[2] = {-1, -1};
+    rs_status status = RS_OK;
+    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
+        status = rs_error_errno(errno, "cannot make a pipe");
+        goto done;
+    }
+    pid_t supervisor = getpid();
+    const char *program = w->how.arguments[0];
+    fflush(NULL);
+    w->process = fork();
+    if (w->process < 0) {
+        status = rs_error_errno(errno, "cannot start %s", program);
+        goto done;
+    }
+    if (w->process == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        setsid();
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        int empty = open("/dev/null", O_RDONLY);
+        if (empty >= 0)
+            dup2(empty, STDIN_FILENO);
+        dup2(out[1], STDOUT_FILENO);
+        dup2(err[1], STDERR_FILENO);
+        if (getppid() == supervisor)
+            execv(program, (char *const *)w->how.arguments);
+        fprintf(stderr, "%s: %s\n", program, strerror(errno));
+        _exit(127);
+    }
+    w->pipes[0] = out[0];
+    w->pipes[1] = err[0];
+    out[0] = err[0] = -1;
+done:
+    for (int i = 0; i < 2; i++) {
+        if (out[i] >= 0)
+            close(out[i]);
+        if (err[i] >= 0)
+            close(err[i]);
+    }
+    return status;
+}
+
+rs_status world_start(world *w, const launch *l, const char *address)
+{
+    w->pipes[0] = w->pipes[1] = -1;
+    noise_init(&w->streams[0], STDOUT_FILENO);
+    noise_init(&w->streams[1], STDERR_FILENO);
+    w->begun = cli_now();
+    launcher_world place = {.number = w->number, .ranks = w->ranks, .address = address};
+    RS_TRY(launcher_prepare(&w->how, l->launcher, l->options, &place, l->console, l->width));
+    return start_process(w);
+}
+
+void world_fini(world *w)
+{
+    for (int i = 0; i < 2; i++) {
+        noise_fini(&w->streams[i]);
+        if (w->pipes[i] >= 0)
+            close(w->pipes[i]);
+    }
+    for (int h = 0; h < w->host_count; h++)
+        rs_link_close(w->hosts[h].link);
+    json_decref(w->from);
+}
+
+void world_read(world *w, int stream)
+{
+    char bytes[16384];
+    ssize_t n = read(w->pipes[stream], bytes, sizeof bytes);
+    if (n > 0) {
+        noise_feed(&w->streams[stream], bytes, (size_t)n);
+        return;
+    }
+    if (n < 0 && errno == EINTR)
+        return;
+    noise_end(&w->streams[stream]);
+    close(w->pipes[stream]);
+    w->pipes[stream] = -1;
+}
+
+bool world_is_gone(const world *w)
+{
+    bool read = w->pipes[0] < 0 && w->pipes[1] < 0;
+    return w->ended && (read || cli_now() > w->deadline);
+}
+
+void world_has_ended(world *w, int status)
+{
+    w->status = status;
+    w->ended = true;
+    w->deadline = cli_now() + READ_SECONDS;
+}
+
+void world_force(world *w)
+{
+    if (w->ended || w->force > 1)
+        return;
+    kill(w->process, w->force == 0 ? SIGTERM : SIGKILL);
+    w->force++;
+    w->deadline = cli_now() + FORCE_SECONDS;
+}
+
+double world_tend(world *w)
+{
+    if (w->deadline <= 0)
+        return -1;
+    double left = w->deadline - cli_now();
+    if (left > 0)
+        return left;
+    if (!w->ended)
+        world_force(w);
+    return w->ended ? 0 : FORCE_SECONDS;
+}
+
+rs_status world_tell(world *w, const json_t *word)
+{
+    for (int h = 0; h < w->host_count; h++)
+        if (w->hosts[h].rank == 0 && w->hosts[h].link != NULL)
+            return rs_link_send(w->hosts[h].link, word);
+    return rs_error_set(RS_ERR_PEER, "world %d has not joined, or is gone", w->number);
+}
+
+rs_status world_tell_all(world *w, const json_t *word)
+{
+    for (int h = 0; h < w->host_count; h++)
+        if (w->hosts[h].link != NULL)
+            RS_TRY(rs_link_send(w->hosts[h].link, word));
+    return RS_OK;
+}
+
+bool world_has_joined(const world *w)
+{
+    for (int h = 0; h < w->host_count; h++)
+        if (w->hosts[h].rank == 0 && w->hosts[h].link != NULL)
+            return true;
+    return false;
+}
+
+const char *world_stage_name(world_stage stage)
+{
+    static const char *const names[WORLD_STAGES] = {
+        "boots", "builds", "ready", "pulls", "trains", "sleeps", "leaves"};
+    return names[stage];
+}

@@ -1,0 +1,286 @@
+/*
+ * Membership of a supervised world.
+ *
+ * A thread of every rank marks the board; that of a leader (a host's lowest rank) also sends a beat
+ * with the oldest mark it sees, so that the supervisor learns of a stopped rank from its leader,
+ * and of a stopped leader from silence.
+ *
+ * Sleeping: leaders wait on their stream, the others on the board's word. What rank 0 was told is
+ * then broadcast, so that all ranks have it. Words come one at a time: the supervisor sends the
+ * same to every leader, and the next only after rank 0 has answered.
+ */
+#include "train/member.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "elastic/board.h"
+#include "elastic/link.h"
+#include "train/comm.h"
+
+#define BEAT_MS 250
+#define BEATS_PER_WORD 4 /* marks of the board per beat on the stream */
+#define JOIN_SECONDS 60
+
+struct rs_member {
+    MPI_Comm comm;
+    MPI_Comm host;
+    int rank;
+    int local; /* rank on this host */
+    int locals;
+    rs_board *board;
+    rs_link *link; /* leaders */
+    rs_member_world world;
+    pthread_t thread;
+    bool beating;
+    atomic_bool stop;
+    atomic_bool orphan;
+};
+
+/* ---- beats ---- */
+
+static void send_beat(rs_member *m)
+{
+    double oldest = 0;
+    int rank = 0;
+    for (int r = 0; r < m->locals; r++) {
+        double age = rs_board_age(m->board, r);
+        if (age > oldest) {
+            oldest = age;
+            rank = r;
+        }
+    }
+    json_t *beat = json_pack("{s:s,s:f,s:I}", "say", "beat", "age", oldest, "process",
+        (json_int_t)rs_board_process(m->board, rank));
+    if (beat != NULL && rs_link_send(m->link, beat) != RS_OK)
+        atomic_store(&m->orphan, true);
+    json_decref(beat);
+}
+
+static void *beat(void *context)
+{
+    rs_member *m = context;
+    for (int count = 0; !atomic_load(&m->stop); count++) {
+        rs_board_beat(m->board, m->local);
+        if (m->link != NULL && count % BEATS_PER_WORD == 0)
+            send_beat(m);
+        struct timespec nap = {0, BEAT_MS * 1000000L};
+        nanosleep(&nap, NULL);
+    }
+    return NULL;
+}
+
+static rs_status begin_beating(rs_member *m)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&m->thread, NULL, beat, m);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0)
+        return rs_error_errno(error, "cannot start the thread that shows that this rank lives");
+    m->beating = true;
+    return RS_OK;
+}
+
+/* ---- joining ---- */
+
+static rs_status parse_origin(const json_t *from, int ranks, rs_origin *out)
+{
+    const char *layout = json_string_value(json_object_get(from, "layout"));
+    const json_t *kept = json_object_get(from, "kept");
+    if (layout == NULL || strlen(layout) >= sizeof out->layout ||
+        json_array_size(kept) != (size_t)ranks)
+        return rs_error_set(RS_ERR_MALFORMED, "the supervisor's word has no layout to take over");
+    memcpy(out->layout, layout, strlen(layout) + 1);
+    out->ranks = (int)json_integer_value(json_object_get(from, "ranks"));
+    out->generation = (int)json_integer_value(json_object_get(from, "generation"));
+    out->kept = rs_calloc((size_t)ranks, sizeof *out->kept);
+    if (out->kept == NULL)
+        return rs_error_memory((size_t)ranks * sizeof *out->kept);
+    for (int r = 0; r < ranks; r++)
+        out->kept[r] = (int)json_integer_value(json_array_get(kept, (size_t)r));
+    return RS_OK;
+}
+
+static rs_status parse_world(const json_t *word, rs_member_world *out)
+{
+    const char *what = json_string_value(json_object_get(word, "do"));
+    const char *layout = json_string_value(json_object_get(word, "layout"));
+    if (what == NULL || strcmp(what, "join") != 0 || layout == NULL ||
+        strlen(layout) >= sizeof out->layout)
+        return rs_error_set(RS_ERR_MALFORMED, "the supervisor's first word is no welcome");
+    memcpy(out->layout, layout, strlen(layout) + 1);
+    out->number = (int)json_integer_value(json_object_get(word, "world"));
+    out->generation = (int)json_integer_value(json_object_get(word, "generation"));
+    out->ranks = (int)json_integer_value(json_object_get(word, "ranks"));
+    out->scheduled = json_integer_value(json_object_get(word, "scheduled"));
+    const json_t *from = json_object_get(word, "from");
+    return from != NULL ? parse_origin(from, out->ranks, &out->from) : RS_OK;
+}
+
+static rs_status say_hello(rs_member *m, int world)
+{
+    char host[128] = "";
+    gethostname(host, sizeof host - 1);
+    json_t *hello = json_pack("{s:s,s:i,s:i,s:i,s:s}", "say", "hello", "world", world, "rank",
+        m->rank, "ranks", m->locals, "host", host);
+    if (hello == NULL)
+        return rs_error_memory(1);
+    rs_status status = rs_link_send(m->link, hello);
+    json_decref(hello);
+    return status;
+}
+
+static rs_status connect_leader(
+    rs_member *m, const char *job, const char *address, int world, json_t **welcome)
+{
+    char path[RS_TRAIN_PATH + 16];
+    uint8_t secret[RS_SECRET];
+    if (m->local != 0)
+        return RS_OK;
+    snprintf(path, sizeof path, "%s/secret", job);
+    RS_TRY(rs_secret_read(path, secret));
+    RS_TRY(rs_link_connect(address, secret, JOIN_SECONDS, &m->link));
+    RS_TRY(say_hello(m, world));
+    RS_TRY(rs_link_receive(m->link, JOIN_SECONDS, welcome));
+    if (*welcome == NULL)
+        return rs_error_set(
+            RS_ERR_PEER, "the supervisor has not welcomed this world within %d s", JOIN_SECONDS);
+    return RS_OK;
+}
+
+/* Hands rank 0's word to all ranks. */
+static rs_status share(const rs_member *m, json_t **word)
+{
+    char *text = m->rank == 0 && *word != NULL ? json_dumps(*word, JSON_COMPACT) : NULL;
+    int64_t length = text != NULL ? (int64_t)strlen(text) : 0;
+    rs_comm_broadcast(m->comm, 0, &length, sizeof length);
+    rs_status status = RS_OK;
+    if (m->rank != 0) {
+        text = rs_calloc((size_t)length + 1, 1);
+        if (text == NULL)
+            status = rs_error_memory((size_t)length + 1);
+    }
+    status = rs_comm_agree(m->comm, status);
+    if (status == RS_OK) {
+        rs_comm_broadcast(m->comm, 0, text, (size_t)length);
+        json_decref(*word);
+        *word = json_loadb(text != NULL ? text : "", (size_t)length, 0, NULL);
+        if (*word == NULL)
+            status = rs_error_memory((size_t)length);
+        status = rs_comm_agree(m->comm, status);
+    }
+    free(text);
+    return status;
+}
+
+rs_status rs_member_join(const char *job, const char *address, int world, const char *board,
+    MPI_Comm comm, rs_member **out)
+{
+    json_t *welcome = NULL;
+    rs_status status;
+    rs_member *m = rs_calloc(1, sizeof *m);
+    if (m == NULL)
+        return rs_error_memory(sizeof *m);
+    MPI_Comm_dup(comm, &m->comm);
+    MPI_Comm_rank(comm, &m->rank);
+    MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, m->rank, MPI_INFO_NULL, &m->host);
+    MPI_Comm_rank(m->host, &m->local);
+    MPI_Comm_size(m->host, &m->locals);
+    RS_TRY_GOTO(rs_comm_agree(comm, rs_board_open(board, m->locals, &m->board)), done);
+    rs_board_beat(m->board, m->local);
+    RS_TRY_GOTO(rs_comm_agree(comm, connect_leader(m, job, address, world, &welcome)), done);
+    RS_TRY_GOTO(share(m, &welcome), done);
+    RS_TRY_GOTO(rs_comm_agree(comm, parse_world(welcome, &m->world)), done);
+    RS_TRY_GOTO(rs_comm_agree(comm, begin_beating(m)), done);
+done:
+    json_decref(welcome);
+    if (status == RS_OK)
+        *out = m;
+    else
+        rs_member_leave(m);
+    return status;
+}
+
+void rs_member_leave(rs_member *m)
+{
+    if (m == NULL)
+        return;
+    atomic_store(&m->stop, true);
+    if (m->beating)
+        pthread_join(m->thread, NULL);
+    rs_link_close(m->link);
+    rs_board_close(m->board);
+    free(m->world.from.kept);
+    MPI_Comm_free(&m->host);
+    MPI_Comm_free(&m->comm);
+    free(m);
+}
+
+const rs_member_world *rs_member_world_of(const rs_member *m)
+{
+    return &m->world;
+}
+
+bool rs_member_is_orphan(const rs_member *m)
+{
+    return atomic_load(&m->orphan);
+}
+
+/* ---- talking ---- */
+
+rs_status rs_member_tell(rs_member *m, const char *what, json_t *members)
+{
+    json_t *word = members != NULL ? members : json_object();
+    if (word == NULL || json_object_set_new(word, "say", json_string(what)) != 0) {
+        json_decref(word);
+        return rs_error_memory(1);
+    }
+    rs_status status = rs_link_send(m->link, word);
+    json_decref(word);
+    return status;
+}
+
+json_t *rs_member_poll(rs_member *m)
+{
+    json_t *word = NULL;
+    if (m->link == NULL || atomic_load(&m->orphan))
+        return NULL;
+    if (rs_link_receive(m->link, 0, &word) != RS_OK)
+        atomic_store(&m->orphan, true);
+    return word;
+}
+
+rs_status rs_member_sleep(rs_member *m, json_t **word)
+{
+    uint32_t seen = rs_board_word(m->board);
+    rs_status status = RS_OK;
+    *word = NULL;
+    /* Nobody may miss the post of a leader that is told at once. */
+    MPI_Barrier(m->host);
+    if (m->link != NULL) {
+        status = rs_link_receive(m->link, -1, word);
+        if (status != RS_OK)
+            atomic_store(&m->orphan, true);
+        rs_board_post(m->board);
+    } else {
+        while (!rs_board_wait(m->board, seen, 3600))
+            continue;
+    }
+    status = rs_comm_agree(m->comm, status);
+    if (status == RS_OK)
+        status = share(m, word);
+    if (status != RS_OK) {
+        json_decref(*word);
+        *word = NULL;
+    }
+    return status;
+}
