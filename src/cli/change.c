@@ -111,7 +111,7 @@ static rs_status number_ranks(
     int *table = NULL;
     rs_status status;
     RS_TRY(rs_model_load(s->options->model, &model));
-    RS_TRY(rs_model_space(&model, s->options->dtype, &space));
+    RS_TRY(rs_train_space(s->options, &model, &space));
     RS_TRY_GOTO(rs_layout_parse(old_text, &layout), done);
     RS_TRY_GOTO(rs_layout_placement(space, &layout, &old), done);
     RS_TRY_GOTO(rs_layout_parse(new_text, &layout), done);

@@ -87,6 +87,7 @@ static int show_once(const cli_command *command, const status_args *args, bool *
     json_t *root = json_loads(text, 0, NULL);
     free(text);
     status_add_switches(args->job, root);
+    status_add_worlds(args->job, root);
     *running = json_is_true(json_object_get(root, "running"));
     if (args->json)
         return cli_print_json(command, root);

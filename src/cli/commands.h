@@ -7,6 +7,7 @@
 extern const cli_command cmd_train;
 extern const cli_command cmd_switch;
 extern const cli_command cmd_status;
+extern const cli_command cmd_events;
 extern const cli_command cmd_save;
 extern const cli_command cmd_scale;
 extern const cli_command cmd_cancel;

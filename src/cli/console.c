@@ -131,8 +131,11 @@ static void on_forecast(void *context, const rs_train_forecast *f)
     fflush(stdout);
 }
 
-double console_pause(const rs_train_phases *s)
+double console_pause(const rs_train_switched *done)
 {
+    const rs_train_phases *s = &done->seconds;
+    if (done->world > 0)
+        return done->pause;
     return s->plan + s->quiesce + s->move + s->verify + s->commit;
 }
 
@@ -165,7 +168,7 @@ void console_print_switched(const rs_train_switched *done)
     table_row("verify", s->verify, "peak memory", text);
     table_row("commit", s->commit, "certificate", done->certificate);
     snprintf(text, sizeof text, "%s, while training went on", rs_human_seconds(s->prepare, a));
-    table_row("pause", console_pause(s), "prepared in", text);
+    table_row("pause", console_pause(done), "prepared in", text);
     putchar('\n');
 }
 
@@ -231,6 +234,8 @@ bool console_read_switch(const json_t *event, rs_train_switched *out)
             .verify = get_real(s, "verify"),
             .commit = get_real(s, "commit")},
         .certificate = get_text(event, "certificate"),
+        .world = (int)get_int(event, "world"),
+        .pause = get_real(event, "pause"),
         .status = json_object_get(event, "error") != NULL ? RS_ERR_CANCELLED : RS_OK,
         .message = get_text(event, "error"),
     };

@@ -29,7 +29,7 @@ rs_train_listener console_listener(console *c);
 const char *console_choose(bool json, int *width);
 
 /* How long training stood still. */
-double console_pause(const rs_train_phases *seconds);
+double console_pause(const rs_train_switched *done);
 
 /* The table of one switch. */
 void console_print_switched(const rs_train_switched *done);

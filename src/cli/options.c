@@ -273,7 +273,8 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *target, s
             return 0;
         } else if (!options_ended && strncmp(word, "--", 2) == 0) {
             code = parse_option(command, argc, argv, &i, target, given);
-        } else if (!options_ended && word[0] == '-' && word[1] != '\0') {
+        } else if (!options_ended && word[0] == '-' && word[1] != '\0' &&
+                   word[1 + strspn(word + 1, "0123456789")] != '\0') {
             code = cli_error(command, CLI_USAGE, "no option %s; options begin with --", word);
         } else {
             const cli_option *row = argument_row(command, arguments++);

@@ -43,6 +43,19 @@ void status_add_switches(const char *job, json_t *status)
     json_object_set_new(status, "switches", events);
 }
 
+void status_add_worlds(const char *job, json_t *status)
+{
+    rs_text path = {0};
+    rs_text_append(&path, "%s/worlds.json", job);
+    json_t *root = path.status == RS_OK ? json_load_file(path.data, 0, NULL) : NULL;
+    rs_text_fini(&path);
+    json_t *worlds = json_object_get(root, "worlds");
+    json_object_set_new(status, "worlds", worlds != NULL ? json_incref(worlds) : json_array());
+    const char *change = json_string_value(json_object_get(root, "change"));
+    json_object_set_new(status, "change", json_string(change != NULL ? change : "idle"));
+    json_decref(root);
+}
+
 static const char *text_of(const json_t *object, const char *key)
 {
     const char *text = json_string_value(json_object_get(object, key));
@@ -57,6 +70,19 @@ static int64_t int_of(const json_t *object, const char *key)
 static double real_of(const json_t *object, const char *key)
 {
     return json_number_value(json_object_get(object, key));
+}
+
+static void print_worlds(const json_t *worlds)
+{
+    for (size_t i = 0; i < json_array_size(worlds); i++) {
+        const json_t *w = json_array_get(worlds, i);
+        const json_t *hosts = json_object_get(w, "hosts");
+        printf("world %-3" PRId64 " %s, %" PRId64 " rank%s", int_of(w, "world"),
+            text_of(w, "stage"), int_of(w, "ranks"), int_of(w, "ranks") == 1 ? "" : "s");
+        for (size_t h = 0; h < json_array_size(hosts); h++)
+            printf("%s%s", h == 0 ? " on " : ", ", text_of(json_array_get(hosts, h), "host"));
+        printf(": %s\n", text_of(w, "layout"));
+    }
 }
 
 static void print_switches(const json_t *events)
@@ -76,7 +102,7 @@ static void print_switches(const json_t *events)
         printf("  %-6" PRId64 " %-22s %-22s %11s %10s  %s%s%s\n", done.forecast.step,
             done.forecast.from, done.forecast.to,
             failed ? "-" : rs_human_bytes(done.forecast.bytes_moved, moved),
-            failed ? "-" : rs_human_seconds(console_pause(&done.seconds), pause), done.certificate,
+            failed ? "-" : rs_human_seconds(console_pause(&done), pause), done.certificate,
             failed ? "; not done: " : "", done.message);
     }
 }
@@ -120,5 +146,7 @@ void status_view(const char *job, const json_t *status)
         printf("pending   switch to %s, as soon as it is prepared\n", text_of(pending, "to"));
     if (text_of(status, "message")[0] != '\0')
         printf("message   %s\n", text_of(status, "message"));
+    if (running)
+        print_worlds(json_object_get(status, "worlds"));
     print_switches(json_object_get(status, "switches"));
 }

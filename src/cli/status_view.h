@@ -8,6 +8,9 @@
  */
 void status_add_switches(const char *job, json_t *status);
 
+/* Adds "worlds" (those that live) and "change" (how far a change of worlds is). */
+void status_add_worlds(const char *job, json_t *status);
+
 /* Prints a status as a table. */
 void status_view(const char *job, const json_t *status);
 

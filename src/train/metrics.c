@@ -79,10 +79,14 @@ void rs_metrics_close(rs_metrics *m)
     free(m);
 }
 
-void rs_metrics_go_on(rs_metrics *m, int64_t step)
+const rs_train_step *rs_metrics_last(const rs_metrics *m)
 {
-    m->last.step = step;
-    m->last.samples = step * m->options->global_batch;
+    return &m->last;
+}
+
+void rs_metrics_go_on(rs_metrics *m, const rs_train_step *last)
+{
+    m->last = *last;
 }
 
 /* Takes the text: appends it as one line. */

@@ -16,8 +16,12 @@ typedef struct rs_metrics rs_metrics;
 rs_status rs_metrics_open(const rs_train_options *options, rs_metrics **out) RS_MUST_CHECK;
 void rs_metrics_close(rs_metrics *metrics);
 
-/* For a world that takes over: the job is at step `step`. */
-void rs_metrics_go_on(rs_metrics *metrics, int64_t step);
+/* The last step that was told; all zero before the first. Its layout is not to be read. Borrowed.
+ */
+const rs_train_step *rs_metrics_last(const rs_metrics *metrics);
+
+/* For a world that takes over: the job has come so far. */
+void rs_metrics_go_on(rs_metrics *metrics, const rs_train_step *last);
 
 /* Appends a step's line. */
 rs_status rs_metrics_step(rs_metrics *metrics, const rs_train_step *step) RS_MUST_CHECK;

@@ -304,7 +304,7 @@ rs_status rs_state_take_over(rs_state *state, rs_keeper *keeper, int generation,
             keeper, generation, state->rank, &segments, adopted, adopted_count, &state->arena);
     rs_segment_list_fini(&segments);
     RS_TRY(status);
-    return make_views(state);
+    return map_roles(state);
 }
 
 rs_status rs_state_footprint(const rs_state *state, int64_t *bytes)

@@ -207,6 +207,7 @@ typedef struct pull {
     uint64_t *before_words;
     uint64_t *after_words;
     double paused; /* when the old world's last step ended, in seconds since 1970 */
+    rs_train_step last;
 } pull;
 
 static rs_status lend(void *context, int holder, const rs_memory **out)
@@ -262,12 +263,27 @@ static rs_status read_sums(rs_job *job, const json_t *sums, pull *p)
     return RS_OK;
 }
 
+/* The old world's last step, for whoever looks at the status before the first of this one. */
+static void read_last(const rs_job *job, const json_t *word, rs_train_step *out)
+{
+    *out = (rs_train_step){.step = job->step,
+        .steps = job->options->steps,
+        .loss = json_number_value(json_object_get(word, "loss")),
+        .grad_norm = json_number_value(json_object_get(word, "grad_norm")),
+        .lr = json_number_value(json_object_get(word, "lr")),
+        .seconds = json_number_value(json_object_get(word, "seconds")),
+        .tokens = job->options->global_batch * job->options->seq,
+        .samples = job->step * job->options->global_batch,
+        .time = json_number_value(json_object_get(word, "paused"))};
+}
+
 static rs_status begin_pull(rs_job *job, const json_t *word, pull *p)
 {
     size_t words = rs_sums_word_count(job->space);
     const json_t *sums = json_object_get(word, "sums");
     job->step = json_integer_value(json_object_get(word, "step"));
     p->paused = json_number_value(json_object_get(word, "paused"));
+    read_last(job, word, &p->last);
     p->event.seconds.quiesce = json_number_value(json_object_get(word, "quiesce"));
     p->before_words = rs_calloc(words, sizeof *p->before_words);
     p->after_words = rs_calloc(words, sizeof *p->after_words);
@@ -375,7 +391,7 @@ static rs_status tell(rs_job *job, pull *p)
     RS_TRY(rs_job_agree(job, status));
     if (job->rank != 0)
         return RS_OK;
-    rs_metrics_go_on(job->metrics, job->step);
+    rs_metrics_go_on(job->metrics, &p->last);
     fill_forecast(job, &p->event.forecast, world->from.layout);
     s->plan = t->plan_seconds;
     p->event.status = RS_OK;
@@ -438,8 +454,6 @@ rs_status rs_takeover_run(rs_job *job)
         end_unwanted(job);
         goto done;
     }
-    if (job->trainer != NULL)
-        rs_trainer_refresh(job->trainer);
     status = tell(job, &p);
 done:
     json_decref(word);
@@ -478,10 +492,12 @@ static rs_status give(rs_job *job, const uint64_t *words, double paused, double 
         snprintf(text, sizeof text, "%016" PRIx64, words[w]);
         json_array_append_new(sums, json_string(text));
     }
+    const rs_train_step *last = rs_metrics_last(job->metrics);
     return rs_member_tell(job->options->member, "quiesced",
-        json_pack("{s:I,s:f,s:f,s:I,s:o}", "step", (json_int_t)job->step, "paused", paused,
-            "quiesce", rs_job_seconds() - begun, "scheduled", (json_int_t)job->scheduled, "sums",
-            sums));
+        json_pack("{s:I,s:f,s:f,s:I,s:o,s:f,s:f,s:f,s:f}", "step", (json_int_t)job->step, "paused",
+            paused, "quiesce", rs_job_seconds() - begun, "scheduled", (json_int_t)job->scheduled,
+            "sums", sums, "loss", last->loss, "grad_norm", last->grad_norm, "lr", last->lr,
+            "seconds", last->seconds));
 }
 
 static rs_status stop_here(rs_job *job, double paused, double begun)

@@ -257,12 +257,6 @@ void rs_trainer_update(rs_trainer *e, const rs_update_rate *rate)
     rs_supply_publish(e->supply);
 }
 
-void rs_trainer_refresh(rs_trainer *e)
-{
-    if (e->weights != NULL)
-        rs_state_expand(e->state, e->weights);
-}
-
 const rs_sums *rs_trainer_sums(rs_trainer *e)
 {
     return rs_update_sums(e->update);

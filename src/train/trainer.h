@@ -33,9 +33,6 @@ rs_status rs_trainer_gradients(
  * layout. */
 void rs_trainer_update(rs_trainer *trainer, const rs_update_rate *rate);
 
-/* The state was written by someone else: takes over what is derived from it. Local. */
-void rs_trainer_refresh(rs_trainer *trainer);
-
 /* Sums of this rank's part of the state as it is now. */
 const rs_sums *rs_trainer_sums(rs_trainer *trainer);
 

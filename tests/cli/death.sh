@@ -33,7 +33,7 @@ ends() {
     verdict "no process of $1 is left" $? "$(pgrep -af -- "--job $1( |\$)")"
 }
 rank_process() {
-    cut -d' ' -f1 "$1/ranks/$2"
+    cut -d' ' -f1 "$1/ranks/1-$2"
 }
 
 begin clikill

@@ -7,14 +7,14 @@ expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'usage: reshard COMMAND' --help
 expect 0 'usage: reshard COMMAND' help
 expect 2 'usage: reshard COMMAND'
-for command in train switch scale cancel status stop plan layout; do
+for command in train switch scale cancel status events stop plan layout; do
     expect 0 "usage: reshard $command" help $command
     expect 0 "usage: reshard $command" $command --help
     expect 0 "^Example" $command -h
     expect 0 "^  reshard $command" help $command
     expect 0 "^  $command " help
 done
-for command in train switch scale status plan layout; do
+for command in train switch scale status events plan layout; do
     expect 0 "^  --json" help $command
 done
 
@@ -34,5 +34,5 @@ refuse 2 "--dtype: wanted one of bf16\|fp32, found 'int4'" train --dtype int4
 refuse 2 "--json takes no value" plan --json=yes
 refuse 2 "--model: wanted M after it, found nothing" plan --model
 refuse 2 "--model: wanted a value, found an empty text" plan --model ''
-refuse 2 "started? by|starts through mpirun" worker --job nowhere
+refuse 2 "started? by|starts through mpirun" worker --job nowhere --link unix:nobody
 finish

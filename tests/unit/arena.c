@@ -222,6 +222,38 @@ static void rolls_back(void **state)
     assert_int_equal(file_count(), 0);
 }
 
+/* A new world's arena takes segments of two ranks; each old arena may go, in any order. */
+static void adopts_of_several(void **state)
+{
+    (void)state;
+    rs_arena *old[2], *now, *again;
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(rs_arena_create(keeper, 0, r, &segments, NULL, NULL, 0, &old[r]), RS_OK);
+        fill(old[r], 20 + 40 * r);
+    }
+    const rs_adoption taken[] = {{0, old[1]}, {3, old[0]}, {11, old[1]}};
+    assert_int_equal(rs_arena_create_from(keeper, 1, 0, &segments, taken, 3, &now), RS_OK);
+    expect(now, 0, 60);
+    expect(now, 3, 21);
+    expect(now, 10, 0);
+    expect(now, 11, 64);
+    const rs_adoption absent[] = {{0, old[1]}, {9, old[0]}};
+    assert_int_equal(
+        rs_arena_create_from(keeper, 1, 1, &segments, absent, 2, &again), RS_ERR_ARGUMENT);
+    for (int r = 0; r < 2; r++) {
+        rs_arena_close(old[r]);
+        assert_int_equal(rs_arena_delete(keeper, 0, r, NULL), RS_OK);
+    }
+    rs_arena_close(now);
+    assert_int_equal(rs_arena_open(keeper, 1, 0, true, &again), RS_OK);
+    expect(again, 0, 60);
+    expect(again, 3, 21);
+    expect(again, 11, 64);
+    rs_arena_close(again);
+    assert_int_equal(rs_arena_delete(keeper, 1, 0, NULL), RS_OK);
+    assert_int_equal(file_count(), 0);
+}
+
 static void refuses_bad_adoption(void **state)
 {
     (void)state;
@@ -587,6 +619,7 @@ int main(void)
         cmocka_unit_test(keeps_content),
         cmocka_unit_test(commits_alternate),
         cmocka_unit_test(adopts_over_generations),
+        cmocka_unit_test(adopts_of_several),
         cmocka_unit_test(rolls_back),
         cmocka_unit_test(refuses_bad_adoption),
         cmocka_unit_test(asks_for_room_first),
