@@ -202,7 +202,6 @@ static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
         {"context parallel (cp)", layout->cp > 1},
         {"expert parallel (ep)", layout->ep > 1},
         {"an etp of its own", rs_layout_etp(layout) != layout->tp},
-        {"interleaved stages (vpp)", layout->vpp > 1},
         {"sequence parallel (sp)", layout->sp},
     };
     *fits = *layout;
@@ -210,8 +209,6 @@ static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
     fits->cp = 1;
     fits->ep = 1;
     fits->etp = 0;
-    fits->stage_count = layout->vpp > 1 ? 0 : layout->stage_count;
-    fits->vpp = 1;
     fits->sp = false;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].missing)

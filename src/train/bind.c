@@ -56,33 +56,56 @@ static void units(const rs_space *space, const rs_world *world, const char *name
     *end /= unit;
 }
 
-void rs_bind_shape(
-    const rs_model *model, const rs_space *space, const rs_world *world, rs_stage_shape *out)
+void rs_bind_shape(const rs_model *model, const rs_space *space, const rs_world *world, int chunk,
+    rs_stage_shape *out)
 {
+    const rs_layout *layout = &world->layout;
+    int stage = chunk * layout->pp + world->at.pp;
     memset(out, 0, sizeof *out);
     out->model = *model;
-    rs_layout_stage_layers(
-        &world->layout, model->layers, world->at.pp, &out->layer_begin, &out->layer_end);
-    out->first = world->at.pp == 0;
-    out->last = world->at.pp == world->layout.pp - 1;
+    rs_layout_stage_layers(layout, model->layers, stage, &out->layer_begin, &out->layer_end);
+    out->first = stage == 0;
+    out->last = stage == layout->pp * layout->vpp - 1;
+    out->both_ends = layout->pp == 1;
     units(space, world, "layers.attn.q.weight", 1, &out->q_begin, &out->q_end);
     units(space, world, "layers.attn.k.weight", 1, &out->kv_begin, &out->kv_end);
     units(space, world, "layers.mlp.gate.weight", 1, &out->ffn_begin, &out->ffn_end);
     units(space, world, "embed.weight", 0, &out->vocab_begin, &out->vocab_end);
 }
 
-static float **member(const rs_tensor *tensor, const rs_shard *shard, const rs_stage_shape *shape,
-    rs_stage_tensors *out)
+/* The chunk that has layer `layer` of the model. */
+static rs_chunk *chunk_of_layer(rs_chunk *chunks, int count, int64_t layer)
 {
-    for (size_t i = 0; i < sizeof layer_rows / sizeof *layer_rows; i++)
-        if (strcmp(tensor->name, layer_rows[i].name) == 0)
-            return (
-                float **)(void *)((char *)&out->layers[shard->box.offset[0] - shape->layer_begin] +
-                                  layer_rows[i].offset);
-    for (size_t i = 0; i < sizeof end_rows / sizeof *end_rows; i++)
-        if (strcmp(tensor->name, end_rows[i].name) == 0)
-            return (float **)(void *)((char *)out + end_rows[i].offset);
+    for (int c = 0; c < count; c++)
+        if (layer >= chunks[c].shape.layer_begin && layer < chunks[c].shape.layer_end)
+            return &chunks[c];
     return NULL;
+}
+
+/* What stands at an end of the model is the first or the last chunk's, a tied embedding both's. */
+static bool has_end(const rs_chunk *chunk, const rs_tensor *tensor)
+{
+    switch (tensor->stage) {
+    case RS_STAGE_FIRST:
+        return chunk->shape.first;
+    case RS_STAGE_LAST:
+        return chunk->shape.last;
+    default:
+        return chunk->shape.first || chunk->shape.last;
+    }
+}
+
+static const row *find_row(const row *rows, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(name, rows[i].name) == 0)
+            return &rows[i];
+    return NULL;
+}
+
+static float **member_of(void *structure, const row *of)
+{
+    return (float **)(void *)((char *)structure + of->offset);
 }
 
 void rs_binding_list_fini(rs_binding_list *list)
@@ -103,8 +126,34 @@ static rs_status bind_part(void *context, const rs_box *part, int block, int64_t
     return RS_OK;
 }
 
-rs_status rs_bind_tensors(const rs_state *state, const rs_stage_shape *shape,
-    rs_stage_tensors *tensors, rs_binding_list *out)
+/* The members that a shard is. */
+static rs_status bind_shard(rs_chunk *chunks, int chunk_count, bool gradients,
+    const rs_tensor *tensor, const rs_shard *shard, rs_binding binding, rs_binding_list *out)
+{
+    const row *layer = find_row(layer_rows, sizeof layer_rows / sizeof *layer_rows, tensor->name);
+    const row *end = find_row(end_rows, sizeof end_rows / sizeof *end_rows, tensor->name);
+    size_t before = out->count;
+    int64_t number = tensor->layer_first + shard->box.offset[0];
+    rs_chunk *owner = layer != NULL ? chunk_of_layer(chunks, chunk_count, number) : NULL;
+    for (int c = 0; c < chunk_count; c++) {
+        rs_chunk *chunk = &chunks[c];
+        rs_stage_tensors *tensors = gradients ? &chunk->gradients : &chunk->weights;
+        if (layer != NULL ? chunk != owner : end == NULL || !has_end(chunk, tensor))
+            continue;
+        binding.member = layer != NULL
+                             ? member_of(&tensors->layers[number - chunk->shape.layer_begin], layer)
+                             : member_of(tensors, end);
+        RS_TRY(RS_LIST_RESERVE_ONE(out));
+        out->items[out->count++] = binding;
+    }
+    if (out->count == before)
+        return rs_error_set(
+            RS_ERR_UNSUPPORTED, "the trainer does not know the tensor %s", tensor->name);
+    return RS_OK;
+}
+
+rs_status rs_bind_tensors(
+    const rs_state *state, rs_chunk *chunks, int chunk_count, bool gradients, rs_binding_list *out)
 {
     rs_shard_list shards = {0};
     rs_status status;
@@ -112,16 +161,10 @@ rs_status rs_bind_tensors(const rs_state *state, const rs_stage_shape *shape,
     for (size_t i = 0; i < shards.count; i++) {
         const rs_shard *s = &shards.items[i];
         const rs_tensor *tensor = rs_space_tensor(state->space, s->tensor);
-        rs_binding binding = {member(tensor, s, shape, tensors), s->tensor, 0, -1};
-        if (binding.member == NULL) {
-            status = rs_error_set(
-                RS_ERR_UNSUPPORTED, "the trainer does not know the tensor %s", tensor->name);
-            goto done;
-        }
+        rs_binding binding = {NULL, s->tensor, 0, -1};
         RS_TRY_GOTO(
             rs_state_parts(state, state->rank, s->tensor, &s->box, bind_part, &binding), done);
-        RS_TRY_GOTO(RS_LIST_RESERVE_ONE(out), done);
-        out->items[out->count++] = binding;
+        RS_TRY_GOTO(bind_shard(chunks, chunk_count, gradients, tensor, s, binding, out), done);
     }
 done:
     rs_shard_list_fini(&shards);

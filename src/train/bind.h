@@ -7,9 +7,18 @@
 #include "train/state.h"
 #include "train/world.h"
 
-/* What the rank computes under a layout; batch sizes and slots are left to the caller. */
-void rs_bind_shape(
-    const rs_model *model, const rs_space *space, const rs_world *world, rs_stage_shape *out);
+/* A stage of this rank, and what it works with: chunk v of pipeline rank p is stage v * pp + p. */
+typedef struct rs_chunk {
+    rs_stage_shape shape;
+    rs_stage *stage;
+    rs_stage_tensors weights; /* `layers` has room for the stage's layers */
+    rs_stage_tensors gradients;
+} rs_chunk;
+
+/* What the rank computes in a chunk under a layout; batch sizes and slots are left to the caller.
+ */
+void rs_bind_shape(const rs_model *model, const rs_space *space, const rs_world *world, int chunk,
+    rs_stage_shape *out);
 
 /* A member of a stage's tensors, and where its local box begins. */
 typedef struct rs_binding {
@@ -28,9 +37,10 @@ typedef struct rs_binding_list {
 
 void rs_binding_list_fini(rs_binding_list *list);
 
-/* The members of `tensors` that the rank has, whose `layers` has room for the stage's layers; they
- * point nowhere yet. The caller ends `*out`, also after a failure. */
-rs_status rs_bind_tensors(const rs_state *state, const rs_stage_shape *shape,
-    rs_stage_tensors *tensors, rs_binding_list *out) RS_MUST_CHECK;
+/* The members of all chunks' weights, or gradients, that the rank has; they point nowhere yet. A
+ * tied embedding at both ends of one rank is two of them. The caller ends `*out`, also after a
+ * failure. */
+rs_status rs_bind_tensors(const rs_state *state, rs_chunk *chunks, int chunk_count, bool gradients,
+    rs_binding_list *out) RS_MUST_CHECK;
 
 #endif

@@ -1,21 +1,18 @@
 /*
- * The 1F1B schedule (PipeDream-Flush; Narayanan et al., arXiv 2104.04473) over MPI messages.
+ * A step's passes, in the order of the schedule, over MPI messages.
  *
- * Stage p of P does min(n, P - p) forward passes, then one backward and one forward in turn, then
- * the backward passes that are left; so at most P - p micro-batches are in flight on it. Every tp
- * rank of a stage has the whole activation and sends it to the same tp rank of the next stage.
+ * Every tp rank of a stage has the whole activation and sends it to the same tp rank of the next
+ * stage: the next pipeline rank, or, behind the last one, the first, which may be this rank itself.
  *
- * 1. Receives block, sends do not: a send is waited for when its buffer comes round again, after
- *    `ring` further ones. With ring >= slots that wait never closes a circle: a stage that has
- * reached forward pass j has seen the backward pass of j - slots, which the next stage can only
- * have sent after it received forward j - slots.
- * 2. Messages of one direction between two ranks are received in the order in which they were sent,
- * so one tag per direction is enough.
+ * 1. Receives block, sends do not: a send is waited for when its buffer comes round again, by when
+ * the schedule has it received (schedule.h).
+ * 2. A stage's messages of one direction are received in the order in which they were sent, that of
+ * micro-batches; each stage has tags of its own.
  * 3. All replicas take as many turns, those with fewer micro-batches some without any: what ranks
  * of several replicas do together (gathering parameters, reducing gradients) they do in the same
  * order.
  *
- * Memory: 2 rings of sent activations and one receive buffer, each [micro-batch, seq, hidden]
+ * Memory: a ring of sent activations and one receive buffer, each [micro-batch, seq, hidden]
  * floats.
  */
 #include "train/pipeline.h"
@@ -28,65 +25,25 @@
 #include "base/memory.h"
 #include "train/comm.h"
 
-#define TAG_FORWARD 81
-#define TAG_BACKWARD 82
-
-/* Buffers sent in turn to one neighbour. */
-typedef struct ring {
-    int peer; /* MPI_PROC_NULL: there is no neighbour */
-    int tag;
-    int64_t sent;
-    float **buffers;
-    MPI_Request *requests;
-} ring;
+#define TAG_STAGE 1000 /* and two for each chunk */
 
 struct rs_pipeline {
     rs_pipeline_setup setup;
     int64_t first; /* micro-batches of this replica */
     int64_t count;
-    int64_t turns; /* of every replica */
-    int64_t width; /* floats of the largest activation */
-    int depth;     /* buffers of a ring */
-    ring forward;  /* to the next stage */
-    ring backward; /* to the one before */
-    float *received;
+    int64_t width;         /* floats of the largest activation */
+    int64_t sent;          /* activations, in this step */
+    MPI_Request *requests; /* of the buffers that they are sent from */
     float *memory;
     uint8_t *tokens;
     uint8_t *targets;
 };
 
-/* Turns of every replica: as many as the first has micro-batches, which has most. */
-static int64_t turns(const rs_world *world, int64_t global_batch, int64_t micro_batch)
+int64_t rs_pipeline_turns(const rs_world *world, int64_t global_batch, int64_t micro_batch)
 {
     int64_t first, count;
     rs_batch_deal(global_batch, micro_batch, world->layout.dp, 0, &first, &count);
     return count;
-}
-
-int rs_pipeline_slots(const rs_world *world, int64_t global_batch, int64_t micro_batch)
-{
-    int64_t count = turns(world, global_batch, micro_batch);
-    return (int)rs_max64(1, rs_min64(count, world->layout.pp - world->at.pp));
-}
-
-static rs_status make_ring(rs_pipeline *p, int stage, int tag, float **memory, ring *out)
-{
-    const rs_world *world = p->setup.world;
-    out->tag = tag;
-    out->peer = MPI_PROC_NULL;
-    if (stage < 0 || stage >= world->layout.pp)
-        return RS_OK;
-    out->peer = rs_world_at_stage(world, stage);
-    out->buffers = rs_calloc((size_t)p->depth, sizeof *out->buffers);
-    out->requests = rs_calloc((size_t)p->depth, sizeof *out->requests);
-    if (out->buffers == NULL || out->requests == NULL)
-        return rs_error_memory((size_t)p->depth * sizeof *out->buffers);
-    for (int i = 0; i < p->depth; i++) {
-        out->buffers[i] = *memory;
-        out->requests[i] = MPI_REQUEST_NULL;
-        *memory += p->width;
-    }
-    return RS_OK;
 }
 
 rs_status rs_pipeline_create(const rs_pipeline_setup *setup, rs_pipeline **out)
@@ -96,33 +53,31 @@ rs_status rs_pipeline_create(const rs_pipeline_setup *setup, rs_pipeline **out)
     if (p == NULL)
         return rs_error_memory(sizeof *p);
     const rs_world *world = setup->world;
+    int buffers = setup->schedule->buffers;
+    bool sends = world->layout.pp * setup->schedule->chunks > 1;
     p->setup = *setup;
-    p->forward.peer = p->backward.peer = MPI_PROC_NULL;
     rs_batch_deal(setup->global_batch, setup->micro_batch, world->layout.dp, world->at.dp,
         &p->first, &p->count);
-    p->turns = turns(world, setup->global_batch, setup->micro_batch);
     int64_t tokens = setup->micro_batch * setup->seq;
     p->width = tokens * setup->hidden;
-    p->depth = setup->slots + 1;
     if (p->width > RS_COMM_FLOATS) {
         status = rs_error_set(RS_ERR_UNSUPPORTED,
             "a micro-batch of %lld sequences of %lld tokens is too large for one message",
             (long long)setup->micro_batch, (long long)setup->seq);
         goto fail;
     }
-    size_t floats = (2 * (size_t)p->depth + 1) * (size_t)p->width;
-    if (world->layout.pp > 1)
+    size_t floats = ((size_t)buffers + 1) * (size_t)p->width;
+    if (sends)
         p->memory = rs_calloc(floats, sizeof *p->memory);
     p->tokens = rs_calloc(2 * (size_t)tokens, 1);
-    if (p->tokens == NULL || (world->layout.pp > 1 && p->memory == NULL)) {
+    p->requests = rs_calloc((size_t)buffers, sizeof(MPI_Request));
+    if (p->tokens == NULL || p->requests == NULL || (sends && p->memory == NULL)) {
         status = rs_error_memory(floats * sizeof *p->memory);
         goto fail;
     }
     p->targets = p->tokens + tokens;
-    p->received = p->memory;
-    float *next = p->memory != NULL ? p->memory + p->width : NULL;
-    RS_TRY_GOTO(make_ring(p, world->at.pp + 1, TAG_FORWARD, &next, &p->forward), fail);
-    RS_TRY_GOTO(make_ring(p, world->at.pp - 1, TAG_BACKWARD, &next, &p->backward), fail);
+    for (int i = 0; i < buffers; i++)
+        p->requests[i] = MPI_REQUEST_NULL;
     *out = p;
     return RS_OK;
 
@@ -135,42 +90,50 @@ void rs_pipeline_destroy(rs_pipeline *p)
 {
     if (p == NULL)
         return;
-    free(p->forward.buffers);
-    free(p->forward.requests);
-    free(p->backward.buffers);
-    free(p->backward.requests);
+    free(p->requests);
     free(p->memory);
     free(p->tokens);
     free(p);
 }
 
-/* The next buffer to write to, once its last send is over; NULL where there is no neighbour. */
-static float *ring_next(const rs_pipeline *p, ring *r)
+/* ---- messages ---- */
+
+/* A message between a stage and the one before it: what the later one reads forward, and sends back
+ * backward. The stages' ranks differ by `step` round the pipeline. */
+static int neighbour(const rs_pipeline *p, int step)
 {
-    if (r->peer == MPI_PROC_NULL)
-        return NULL;
-    int slot = (int)(r->sent % p->depth);
-    MPI_Wait(&r->requests[slot], MPI_STATUS_IGNORE);
-    return r->buffers[slot];
+    int pp = p->setup.world->layout.pp;
+    return rs_world_at_stage(p->setup.world, (p->setup.world->at.pp + step + pp) % pp);
 }
 
-static void ring_send(const rs_pipeline *p, ring *r, int64_t count)
+static int tag_of(const rs_pipeline *p, int stage, bool backward)
 {
-    if (r->peer == MPI_PROC_NULL)
-        return;
-    int slot = (int)(r->sent++ % p->depth);
-    rs_comm_post_floats(
-        p->setup.world->all, r->peer, r->tag, r->buffers[slot], count, &r->requests[slot]);
+    return TAG_STAGE + 2 * (stage / p->setup.world->layout.pp) + backward;
 }
 
-/* What the neighbour `peer` of the other direction's ring sent; NULL where there is none. */
-static float *receive(const rs_pipeline *p, int peer, int tag, int64_t count)
+/* The next buffer to write to, once its last send is over. */
+static float *next_buffer(const rs_pipeline *p)
 {
-    if (peer == MPI_PROC_NULL)
-        return NULL;
-    rs_comm_receive_floats(p->setup.world->all, peer, tag, p->received, count);
-    return p->received;
+    int64_t slot = p->sent % p->setup.schedule->buffers;
+    MPI_Wait(&p->requests[slot], MPI_STATUS_IGNORE);
+    return p->memory + (slot + 1) * p->width;
 }
+
+/* Sends that buffer to the pipeline rank `step` further. */
+static void send_buffer(rs_pipeline *p, int step, int tag, int64_t count)
+{
+    int64_t slot = p->sent++ % p->setup.schedule->buffers;
+    rs_comm_post_floats(p->setup.world->all, neighbour(p, step), tag,
+        p->memory + (slot + 1) * p->width, count, &p->requests[slot]);
+}
+
+static float *receive(const rs_pipeline *p, int step, int tag, int64_t count)
+{
+    rs_comm_receive_floats(p->setup.world->all, neighbour(p, step), tag, p->memory, count);
+    return p->memory;
+}
+
+/* ---- passes ---- */
 
 /* Sequences of this replica's micro-batch `number` (from 0; behind the last they are empty), and
  * its first sample. */
@@ -185,58 +148,58 @@ static int64_t micro_batch(const rs_pipeline *p, int64_t step, int64_t number, i
     return end - begin;
 }
 
-static rs_status forward(
-    rs_pipeline *p, int64_t step, int64_t number, const rs_stage_tensors *weights, double *loss_sum)
+static rs_status forward(rs_pipeline *p, int64_t step, const rs_turn *turn, double *loss_sum)
 {
     const rs_pipeline_setup *s = &p->setup;
-    int64_t sample, batch = micro_batch(p, step, number, &sample);
+    const rs_chunk *chunk = &s->chunks[turn->chunk];
+    bool first = chunk->shape.first, last = chunk->shape.last;
+    int stage = turn->chunk * s->world->layout.pp + s->world->at.pp;
+    int slot = (int)(turn->micro % s->schedule->slots[turn->chunk]);
+    int64_t sample, batch = micro_batch(p, step, turn->micro, &sample);
     int64_t floats = batch * s->seq * s->hidden;
-    bool first = p->backward.peer == MPI_PROC_NULL, last = p->forward.peer == MPI_PROC_NULL;
     double loss = 0;
     if (first || last)
         RS_TRY(rs_data_read(s->data, sample, batch, p->tokens, p->targets));
-    const float *input = receive(p, p->backward.peer, TAG_FORWARD, floats);
-    float *output = ring_next(p, &p->forward);
-    RS_TRY(rs_stage_forward(s->stage, weights, (int)(number % s->slots), batch, p->tokens,
-        p->targets, input, output, &loss));
-    ring_send(p, &p->forward, floats);
-    if (last)
-        *loss_sum += loss;
+    const float *input = first ? NULL : receive(p, -1, tag_of(p, stage, false), floats);
+    float *output = last ? NULL : next_buffer(p);
+    RS_TRY(rs_stage_forward(
+        chunk->stage, &chunk->weights, slot, batch, p->tokens, p->targets, input, output, &loss));
+    if (!last)
+        send_buffer(p, 1, tag_of(p, stage + 1, false), floats);
+    *loss_sum += loss;
     return RS_OK;
 }
 
-static rs_status backward(rs_pipeline *p, int64_t step, int64_t number,
-    const rs_stage_tensors *weights, const rs_stage_tensors *gradients)
+static rs_status backward(rs_pipeline *p, int64_t step, const rs_turn *turn)
 {
     const rs_pipeline_setup *s = &p->setup;
-    int64_t sample, floats = micro_batch(p, step, number, &sample) * s->seq * s->hidden;
+    const rs_chunk *chunk = &s->chunks[turn->chunk];
+    bool first = chunk->shape.first, last = chunk->shape.last;
+    int stage = turn->chunk * s->world->layout.pp + s->world->at.pp;
+    int slot = (int)(turn->micro % s->schedule->slots[turn->chunk]);
+    int64_t sample, floats = micro_batch(p, step, turn->micro, &sample) * s->seq * s->hidden;
     float scale = (float)(1.0 / ((double)s->global_batch * (double)s->seq));
-    const float *output_gradient = receive(p, p->forward.peer, TAG_BACKWARD, floats);
-    float *input_gradient = ring_next(p, &p->backward);
-    RS_TRY(rs_stage_backward(s->stage, weights, gradients, (int)(number % s->slots), scale,
-        output_gradient, input_gradient));
-    ring_send(p, &p->backward, floats);
+    const float *output = last ? NULL : receive(p, 1, tag_of(p, stage + 1, true), floats);
+    float *input = first ? NULL : next_buffer(p);
+    RS_TRY(rs_stage_backward(
+        chunk->stage, &chunk->weights, &chunk->gradients, slot, scale, output, input));
+    if (!first)
+        send_buffer(p, -1, tag_of(p, stage, true), floats);
     return RS_OK;
 }
 
-static void drain(const rs_pipeline *p, ring *r)
+rs_status rs_pipeline_run(rs_pipeline *p, int64_t step, double *loss_sum)
 {
-    if (r->peer != MPI_PROC_NULL)
-        MPI_Waitall(p->depth, r->requests, MPI_STATUSES_IGNORE);
-}
-
-rs_status rs_pipeline_run(rs_pipeline *p, int64_t step, const rs_stage_tensors *weights,
-    const rs_stage_tensors *gradients, double *loss_sum)
-{
-    int64_t ahead = p->setup.slots;
+    const rs_schedule *schedule = p->setup.schedule;
     *loss_sum = 0;
-    for (int64_t i = 0; i < p->turns + ahead - 1; i++) {
-        if (i < p->turns)
-            RS_TRY(forward(p, step, i, weights, loss_sum));
-        if (i >= ahead - 1)
-            RS_TRY(backward(p, step, i - (ahead - 1), weights, gradients));
+    p->sent = 0;
+    for (size_t i = 0; i < schedule->count; i++) {
+        const rs_turn *turn = &schedule->turns[i];
+        if (turn->backward)
+            RS_TRY(backward(p, step, turn));
+        else
+            RS_TRY(forward(p, step, turn, loss_sum));
     }
-    drain(p, &p->forward);
-    drain(p, &p->backward);
+    MPI_Waitall(schedule->buffers, p->requests, MPI_STATUSES_IGNORE);
     return RS_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * One step's forward and backward passes through the pipeline: this rank's stage, its
+ * One step's forward and backward passes through the pipeline: this rank's stages, its
  * micro-batches.
  */
 #ifndef RS_TRAIN_PIPELINE_H
@@ -7,16 +7,17 @@
 
 #include <stdint.h>
 
+#include "train/bind.h"
 #include "train/data.h"
-#include "train/stage.h"
+#include "train/schedule.h"
 #include "train/world.h"
 
 /* What is fixed while a layout lasts. Everything is borrowed. */
 typedef struct rs_pipeline_setup {
     const rs_world *world;
+    const rs_schedule *schedule;
     rs_data *data;
-    rs_stage *stage;
-    int slots; /* of the stage */
+    const rs_chunk *chunks; /* as many as the schedule has */
     int64_t global_batch;
     int64_t micro_batch;
     int64_t seq;
@@ -25,18 +26,17 @@ typedef struct rs_pipeline_setup {
 
 typedef struct rs_pipeline rs_pipeline;
 
-/* Micro-batches in flight at most on this rank, hence the slots its stage needs. */
-int rs_pipeline_slots(const rs_world *world, int64_t global_batch, int64_t micro_batch);
+/* The micro-batches of the replica that has most: as many turns all take. */
+int64_t rs_pipeline_turns(const rs_world *world, int64_t global_batch, int64_t micro_batch);
 
 rs_status rs_pipeline_create(const rs_pipeline_setup *setup, rs_pipeline **out) RS_MUST_CHECK;
 void rs_pipeline_destroy(rs_pipeline *pipeline);
 
 /*
  * Runs step `step` (from 1): adds the gradient of the step's mean loss, as far as this replica's
- * micro-batches make it, to `gradients`; `*loss_sum` gets the sum of the loss over their tokens on
- * the last stage, else 0. Collective over the ranks of this replica.
+ * micro-batches make it, to the chunks' gradients; `*loss_sum` gets the sum of the loss over their
+ * tokens on the rank that has the last stage, else 0. Collective over the ranks of this replica.
  */
-rs_status rs_pipeline_run(rs_pipeline *pipeline, int64_t step, const rs_stage_tensors *weights,
-    const rs_stage_tensors *gradients, double *loss_sum) RS_MUST_CHECK;
+rs_status rs_pipeline_run(rs_pipeline *pipeline, int64_t step, double *loss_sum) RS_MUST_CHECK;
 
 #endif

@@ -332,11 +332,11 @@ static void leave(const rs_stage *stage, int block, int use)
         stage->blocks.leave(stage->blocks.context, block, use);
 }
 
-/* The end of a tied model uses the embedding too, which is a block of its own where the stage is
- * the first as well. */
+/* The end of a tied model uses the embedding too, which is a block of its own where the rank has
+ * the first stage as well. */
 static bool borrows_embedding(const rs_stage *stage)
 {
-    return stage->shape.first && stage->shape.model.tied;
+    return stage->shape.both_ends && stage->shape.model.tied;
 }
 
 static void enter_tail(const rs_stage *stage, int next, int use)

@@ -23,6 +23,8 @@ typedef struct rs_stage_shape {
     int64_t layer_begin, layer_end;
     bool first;               /* embeds the tokens */
     bool last;                /* final norm, output layer, loss */
+    bool both_ends;           /* this rank has the first stage and the last, so a tied embedding
+                                 once, in block 0 */
     int64_t q_begin, q_end;   /* query heads */
     int64_t kv_begin, kv_end; /* key/value heads: exactly those that the query heads use */
     int64_t ffn_begin, ffn_end;

@@ -209,8 +209,11 @@ rs_status rs_supply_create(const rs_supply_setup *setup, rs_supply **out)
     RS_TRY_GOTO(make_share(s, setup->state->flat, -1, &s->update), fail);
     RS_TRY_GOTO(rs_flight_create(s->update, sizeof(float), &s->flight), fail);
     RS_TRY_GOTO(rs_ordered_init(&s->across, setup->world->across), fail);
-    RS_TRY_GOTO(rs_bind_tensors(setup->state, setup->shape, setup->weights, &s->weights), fail);
-    RS_TRY_GOTO(rs_bind_tensors(setup->state, setup->shape, setup->gradients, &s->gradients), fail);
+    RS_TRY_GOTO(
+        rs_bind_tensors(setup->state, setup->chunks, setup->chunk_count, false, &s->weights), fail);
+    RS_TRY_GOTO(
+        rs_bind_tensors(setup->state, setup->chunks, setup->chunk_count, true, &s->gradients),
+        fail);
     RS_TRY_GOTO(make_weights(s), fail);
     RS_TRY_GOTO(make_gradients(s), fail);
     *out = s;

@@ -30,9 +30,8 @@ typedef struct rs_supply rs_supply;
 typedef struct rs_supply_setup {
     const rs_world *world;
     const rs_state *state;
-    const rs_stage_shape *shape;
-    rs_stage_tensors *weights;   /* with room for the layers; their members point at memory */
-    rs_stage_tensors *gradients; /* between enter and leave */
+    rs_chunk *chunks; /* between enter and leave their members point at memory */
+    int chunk_count;
     /* Sums over tp what several ranks hold of the block, in `gradients`; before it is reduced. */
     void (*share)(void *context, int block);
     void *context;

@@ -44,14 +44,13 @@ struct rs_trainer {
     const rs_world *world;
     const rs_state *state;
     rs_ordered tp;
-    rs_stage_shape shape;
-    rs_stage *stage;
+    rs_schedule schedule;
+    rs_chunk *chunks;
+    int chunk_count;
     rs_pipeline *pipeline;
     rs_supply *supply;
     rs_update *update;
     rs_tied *tied; /* NULL where nothing is */
-    rs_stage_tensors weights;
-    rs_stage_tensors gradients;
     shared shared;
 };
 
@@ -71,7 +70,8 @@ static rs_status tp_maximum(void *context, float *values, int64_t count)
 
 static rs_status make_shared(rs_trainer *e)
 {
-    const rs_model *m = &e->shape.model;
+    const rs_stage_shape *shape = &e->chunks[0].shape; /* of heads: alike in all */
+    const rs_model *m = &shape->model;
     const rs_layout *layout = &e->world->layout;
     const rs_space *space = e->state->space;
     const rs_tensor *k =
@@ -95,8 +95,8 @@ static rs_status make_shared(rs_trainer *e)
         if (holders[h] > 1)
             s->heads[s->count++] = h;
     free(holders);
-    s->first_head = e->shape.kv_begin;
-    s->end_head = e->shape.kv_end;
+    s->first_head = shape->kv_begin;
+    s->end_head = shape->kv_end;
     int64_t head = m->head_dim * (m->hidden + (m->qkv_bias ? 1 : 0));
     s->floats = 2 * s->count * head + (m->qk_norm ? 2 * m->head_dim : 0);
     s->buffer = rs_calloc((size_t)s->floats, sizeof *s->buffer);
@@ -135,7 +135,7 @@ static void pass_norm(float *tensor, int64_t count, bool into_buffer, float **at
 
 static void pass_layer(rs_trainer *e, const rs_stage_layer *layer, bool into_buffer)
 {
-    const rs_model *m = &e->shape.model;
+    const rs_model *m = &e->chunks[0].shape.model;
     float *at = e->shared.buffer;
     pass_heads(&e->shared, layer->k, m->head_dim * m->hidden, into_buffer, &at);
     pass_heads(&e->shared, layer->v, m->head_dim * m->hidden, into_buffer, &at);
@@ -154,29 +154,52 @@ static void reduce_shared(void *context, int block)
 {
     rs_trainer *e = context;
     int64_t layer = block - 1;
-    if (e->shared.floats == 0 || layer < e->shape.layer_begin || layer >= e->shape.layer_end)
-        return;
-    const rs_stage_layer *gradients = &e->gradients.layers[layer - e->shape.layer_begin];
-    pass_layer(e, gradients, true);
-    rs_ordered_sum(&e->tp, e->shared.buffer, e->shared.floats);
-    pass_layer(e, gradients, false);
+    for (int c = 0; c < e->chunk_count && e->shared.floats > 0; c++) {
+        const rs_chunk *chunk = &e->chunks[c];
+        if (layer < chunk->shape.layer_begin || layer >= chunk->shape.layer_end)
+            continue;
+        const rs_stage_layer *gradients =
+            &chunk->gradients.layers[layer - chunk->shape.layer_begin];
+        pass_layer(e, gradients, true);
+        rs_ordered_sum(&e->tp, e->shared.buffer, e->shared.floats);
+        pass_layer(e, gradients, false);
+    }
 }
 
 /* ---- the whole ---- */
 
+/* The rank's stages, as shapes. */
+static rs_status make_chunks(rs_trainer *e, const rs_train_options *options, const rs_model *model)
+{
+    const rs_layout *layout = &e->world->layout;
+    int64_t turns = rs_pipeline_turns(e->world, options->global_batch, options->micro_batch);
+    RS_TRY(rs_schedule_init(layout->pp, e->world->at.pp, layout->vpp, turns, &e->schedule));
+    e->chunks = rs_calloc((size_t)layout->vpp, sizeof *e->chunks);
+    if (e->chunks == NULL)
+        return rs_error_memory((size_t)layout->vpp * sizeof *e->chunks);
+    e->chunk_count = layout->vpp;
+    for (int c = 0; c < e->chunk_count; c++) {
+        rs_chunk *chunk = &e->chunks[c];
+        rs_bind_shape(model, e->state->space, e->world, c, &chunk->shape);
+        chunk->shape.seq = options->seq;
+        chunk->shape.max_batch = options->micro_batch;
+        chunk->shape.slots = e->schedule.slots[c];
+        size_t layers = (size_t)(chunk->shape.layer_end - chunk->shape.layer_begin);
+        chunk->weights.layers = rs_calloc(layers, sizeof *chunk->weights.layers);
+        chunk->gradients.layers = rs_calloc(layers, sizeof *chunk->gradients.layers);
+        if (chunk->weights.layers == NULL || chunk->gradients.layers == NULL)
+            return rs_error_memory(layers * sizeof *chunk->weights.layers);
+    }
+    return RS_OK;
+}
+
 static rs_status make_supply(rs_trainer *e, const rs_optimizer *optimizer)
 {
-    size_t layers = (size_t)(e->shape.layer_end - e->shape.layer_begin);
-    e->weights.layers = rs_calloc(layers, sizeof *e->weights.layers);
-    e->gradients.layers = rs_calloc(layers, sizeof *e->gradients.layers);
-    if (e->weights.layers == NULL || e->gradients.layers == NULL)
-        return rs_error_memory(layers * sizeof *e->weights.layers);
-    const rs_supply_setup setup = {
-        e->world, e->state, &e->shape, &e->weights, &e->gradients, reduce_shared, e};
+    const rs_supply_setup setup = {e->world, e->state, e->chunks, e->chunk_count, reduce_shared, e};
     RS_TRY(rs_supply_create(&setup, &e->supply));
     RS_TRY(rs_update_create(e->state, optimizer, rs_supply_gradients(e->supply), &e->update));
     return rs_tied_create(
-        e->world, e->state, rs_supply_reduced(e->supply), e->shape.model.tied, &e->tied);
+        e->world, e->state, rs_supply_reduced(e->supply), e->chunks[0].shape.model.tied, &e->tied);
 }
 
 static void enter(void *context, int block, int next, int use)
@@ -189,6 +212,17 @@ static void leave(void *context, int block, int use)
     rs_supply_leave(context, block, use);
 }
 
+static rs_status make_stages(rs_trainer *e)
+{
+    rs_stage_tp tp = {.context = &e->tp, .sum = tp_sum, .maximum = tp_maximum};
+    for (int c = 0; c < e->chunk_count; c++) {
+        rs_chunk *chunk = &e->chunks[c];
+        RS_TRY(rs_stage_create(&chunk->shape, e->world->layout.tp > 1 ? &tp : NULL, &chunk->stage));
+        rs_stage_announce(chunk->stage, &(rs_stage_blocks){e->supply, enter, leave});
+    }
+    return RS_OK;
+}
+
 rs_status rs_trainer_create(const rs_train_options *options, const rs_model *model,
     const rs_world *world, const rs_state *state, rs_data *data, rs_trainer **out)
 {
@@ -198,17 +232,12 @@ rs_status rs_trainer_create(const rs_train_options *options, const rs_model *mod
         return rs_error_memory(sizeof *e);
     e->world = world;
     e->state = state;
-    rs_bind_shape(model, state->space, world, &e->shape);
-    e->shape.seq = options->seq;
-    e->shape.max_batch = options->micro_batch;
-    e->shape.slots = rs_pipeline_slots(world, options->global_batch, options->micro_batch);
     RS_TRY_GOTO(rs_ordered_init(&e->tp, world->tp), fail);
+    RS_TRY_GOTO(make_chunks(e, options, model), fail);
     RS_TRY_GOTO(make_shared(e), fail);
     RS_TRY_GOTO(make_supply(e, rs_train_optimizer(options)), fail);
-    rs_stage_tp tp = {.context = &e->tp, .sum = tp_sum, .maximum = tp_maximum};
-    RS_TRY_GOTO(rs_stage_create(&e->shape, world->layout.tp > 1 ? &tp : NULL, &e->stage), fail);
-    rs_stage_announce(e->stage, &(rs_stage_blocks){e->supply, enter, leave});
-    rs_pipeline_setup setup = {world, data, e->stage, e->shape.slots, options->global_batch,
+    RS_TRY_GOTO(make_stages(e), fail);
+    rs_pipeline_setup setup = {world, &e->schedule, data, e->chunks, options->global_batch,
         options->micro_batch, options->seq, model->hidden};
     RS_TRY_GOTO(rs_pipeline_create(&setup, &e->pipeline), fail);
     *out = e;
@@ -224,14 +253,18 @@ void rs_trainer_destroy(rs_trainer *e)
     if (e == NULL)
         return;
     rs_pipeline_destroy(e->pipeline);
-    rs_stage_destroy(e->stage);
     rs_tied_destroy(e->tied);
     rs_update_destroy(e->update);
     rs_supply_destroy(e->supply);
     free(e->shared.buffer);
     free(e->shared.heads);
-    free(e->weights.layers);
-    free(e->gradients.layers);
+    for (int c = 0; c < e->chunk_count; c++) {
+        rs_stage_destroy(e->chunks[c].stage);
+        free(e->chunks[c].weights.layers);
+        free(e->chunks[c].gradients.layers);
+    }
+    free(e->chunks);
+    rs_schedule_fini(&e->schedule);
     rs_ordered_fini(&e->tp);
     free(e);
 }
@@ -241,7 +274,7 @@ void rs_trainer_destroy(rs_trainer *e)
 rs_status rs_trainer_gradients(rs_trainer *e, int64_t step, double *loss_sum, double *square)
 {
     rs_supply_begin(e->supply);
-    RS_TRY(rs_pipeline_run(e->pipeline, step, &e->weights, &e->gradients, loss_sum));
+    RS_TRY(rs_pipeline_run(e->pipeline, step, loss_sum));
     if (e->world->at.tp > 0)
         *loss_sum = 0;
     rs_supply_reduce(e->supply);

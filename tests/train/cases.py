@@ -76,6 +76,18 @@ def oracle_stages(j):
 
 
 @case
+def oracle_interleaved(j):
+    """So has every rank that has several stages: any number of micro-batches, uneven stages, either end anywhere."""
+    against_oracle(j, "llama-deep", [("vpp=7", 1), ("pp=2,vpp=3", 2), ("pp=3,vpp=2,dp=3", 9),
+                                     ("pp=2,vpp=2,stages=0-3/4/5/6,tp=2", 4), ("order=pp-dp-tp,pp=2,vpp=2,dp=2,zero=3", 4),
+                                     ("vpp=2,dp=3,zero=3,zero_cut=param", 3), ("pp=3,vpp=2,tp=2,dp=2,zero=2", 12)])
+    against_oracle(j, "qwen3-small", [("pp=2,vpp=2,tp=2", 4)])
+    against_oracle(j, "qwen2-small", [("vpp=2,dp=2,zero=1", 2)])
+    for micro_batch in (1, 3, 5, 8):
+        against_oracle(j, "llama-deep", [("pp=3,vpp=2", 3), ("pp=2,vpp=3,dp=2", 4)], micro_batch=micro_batch)
+
+
+@case
 def oracle_zero(j):
     """So has sharding of gradients and of parameters, with every cut, in groups, beside tp and pp."""
     against_oracle(j, "llama-uneven", ZERO + [("tp=2,pp=2,dp=2,zero=3", 8), ("tp=3,dp=2,zero=2,zero_cut=param", 6),
@@ -230,6 +242,47 @@ def switch_zero(j):
         check_switches(switched_run(j, 4, LEVELS[3:10], reference, model, spacing=2, **changes), 6)
 
 
+DEEP = {"model": os.path.join(jobs.HERE, "models/llama-deep")}
+AXES = ["pp=2,vpp=3", "vpp=7", "pp=4", "pp=2,vpp=2,stages=0/1-3/4/5-6,tp=2", "dp=4,zero=3", "pp=2,vpp=2,dp=2,zero=1",
+        "pp=3,vpp=2", "order=pp-dp-tp,pp=2,vpp=2,dp=2,zero=3,zero_cut=param", "tp=4"]
+
+
+@case
+def switch_axes(j):
+    """So they are among all axes, in safe mode and in tight mode."""
+    reference = unswitched(j, steps=2 * len(AXES), **DEEP)
+    for what, layouts, changes in (("there", AXES, {}), ("back", AXES[::-1], {}),
+                                   ("tight", AXES[::2] + AXES[1::2], {"tight": True})):
+        result = switched_run(j, 4, layouts, reference, what, spacing=2, **DEEP, **changes)
+        check_switches(result, len(AXES) - 1)
+
+
+@case
+def back_axes(j):
+    """A -> B -> A among all axes gives back every rank's memory bit for bit, and a run repeats its bits."""
+    for there, back in zip(AXES, AXES[1:] + AXES[:1]):
+        result = j.run(4, layout=there, steps=4, switches=[f"2:{back}", f"2:{there}"], fault_hashes=True, **DEEP)
+        check_back(result, f"{there} -> {back} -> {there}")
+        again = j.run(4, layout=there, steps=4, **DEEP)
+        check(again.losses == result.losses, f"{there}: {again.losses} and {result.losses}")
+
+
+@case
+def resume_axes(j):
+    """A checkpoint of any of them goes on under any other."""
+    reference = unswitched(j, steps=8, **DEEP)
+    for there, back in zip(AXES, AXES[1:] + AXES[:1]):
+        whole = j.run(4, layout=there, steps=8, save_every=4, **DEEP)
+        result = j.resume(whole.folder, resume=4, layout=back)
+        if result.code != 0 or sorted(result.losses) != list(range(1, 9)):
+            result.fail(f"{there}, on as {back}: exit status {result.code}, steps {sorted(result.losses)}")
+        worst = compare(result, reference, 1e-5, f"{there}, on as {back}")
+        print(f"{there}, saved, on as {back}: worst relative difference {worst:.2g}")
+        same = j.resume(whole.folder, resume=4, layout=there)
+        check(same.losses == whole.losses, f"{there}, on as it was: {same.losses}, {whole.losses}")
+        j.check_clean(same)
+
+
 @case
 def resume_zero(j):
     """A checkpoint of any ZeRO level and cut goes on under any other."""
@@ -327,6 +380,18 @@ def switch_models(j):
         check_switches(result, 4)
 
 
+def check_back(result, what):
+    """Two switches, there and back: the same memory on every rank, and the same sums."""
+    check_switches(result, 2)
+    out, home = result.events
+    check(out["old_hashes"] == home["new_hashes"], f"{what}: memory differs")
+    check(out["new_hashes"] == home["old_hashes"], f"{what}: memory changed between")
+    check(out["old_hashes"] != out["new_hashes"], "the hashes tell nothing")
+    pick = lambda e: [word for i, word in enumerate(e["sums"]) if i % 6 < 2]
+    check(pick(out) == pick(home), f"{what}: sums differ")
+    print(f"{what}: the same bits")
+
+
 @case
 def there_and_back(j):
     """A -> B -> A with no step between gives back every rank's memory bit for bit, and the same sums."""
@@ -337,14 +402,7 @@ def there_and_back(j):
                             ("tp=2,dp=2,zero=3,zero_cut=dim0", "dp=4,zero=3,shard=2")):
             result = j.run(4, layout=there, steps=6, switches=[f"3:{back}", f"3:{there}"], fault_hashes=True,
                            **UNEVEN, **changes)
-            check_switches(result, 2)
-            out, home = result.events
-            check(out["old_hashes"] == home["new_hashes"], f"{what}, {there}, {back}: memory differs")
-            check(out["new_hashes"] == home["old_hashes"], f"{what}, {there}, {back}: memory changed between")
-            check(out["old_hashes"] != out["new_hashes"], "the hashes tell nothing")
-            pick = lambda e: [word for i, word in enumerate(e["sums"]) if i % 6 < 2]
-            check(pick(out) == pick(home), f"{what}, {there}, {back}: sums differ")
-            print(f"{what}: {there} -> {back} -> {there}: the same bits")
+            check_back(result, f"{what}: {there} -> {back} -> {there}")
 
 
 @case
