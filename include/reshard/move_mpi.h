@@ -6,6 +6,7 @@
 
 #include <mpi.h>
 
+#include "reshard/group.h"
 #include "reshard/move.h"
 
 #ifdef __cplusplus
@@ -53,6 +54,10 @@ rs_status rs_move_run(const rs_move *move, rs_move_report *report) RS_MUST_CHECK
  */
 rs_status rs_move_verify(
     MPI_Comm comm, const rs_space *space, uint64_t *before, uint64_t *after) RS_MUST_CHECK;
+
+/* The group of a communicator's ranks, for what the library does together elsewhere (convert.h).
+ * `comm` is borrowed and used in the group's calls only. Local. */
+rs_status rs_group_mpi(MPI_Comm *comm, rs_group *out) RS_MUST_CHECK;
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/crew.h"
 #include "cli/subject.h"
 #include "reshard/checkpoint.h"
 #include "reshard/convert.h"
@@ -32,10 +33,10 @@ static const cli_option options[] = {
         .target = offsetof(convert_args, dtype)},
     {CLI_FLAG, "master-from-param", NULL, "make the float32 masters that SRC lacks from its params",
         .target = offsetof(convert_args, masters)},
-    {CLI_INT, "max-shard-size", "BYTES", "of a safetensors file", "5000000000",
+    {CLI_BYTES, "max-shard-size", "SIZE", "of a file's tensors, one tensor more", "5GB",
         .target = offsetof(convert_args, shard), .minimum = 1},
-    {CLI_INT, "memory", "BYTES", "for buffers", "268435456",
-        .target = offsetof(convert_args, memory), .minimum = 1 << 20},
+    {CLI_BYTES, "memory", "SIZE", "for buffers", "256MiB", .target = offsetof(convert_args, memory),
+        .minimum = 1 << 20},
     {CLI_TEXT, "dialect", "NAME|FILE", "the names to write; unset: SRC's, or transformers'",
         .target = offsetof(convert_args, dialect)},
     {CLI_TEXT, "from-dialect", "NAME|FILE", "the names that SRC has; unset: found",
@@ -113,52 +114,84 @@ static rs_status naming_init(const convert_args *args, const rs_checkpoint *sour
         args->model, needed ? args->hub : NULL, needed ? args->source : NULL, &n->space);
 }
 
-static int run(const cli_command *command, int argc, char **argv)
+static bool is_interrupted(void *context)
 {
-    convert_args args;
-    int code = cli_parse(command, argc, argv, &args, sizeof args);
-    if (code >= 0)
-        return code;
-    double shown = 0, begun = cli_now();
-    rs_checkpoint_options how = {.format = args.format, .rules = args.rules};
-    rs_convert_options what = {.to = args.to,
-        .shard_bytes = args.shard,
-        .memory = args.memory,
-        .weights_only = args.weights_only,
-        .master_from_param = args.masters,
-        .dtype = args.dtype,
-        .force = args.force,
-        .dry_run = args.dry_run,
-        .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
+    (void)context;
+    return crew_signal() != 0;
+}
+
+/* With the others of the crew, each of which opens the source for itself. */
+static rs_status convert(const convert_args *args, const crew *c, rs_convert_report *report)
+{
+    double shown = 0;
+    rs_checkpoint_options how = {.format = args->format, .rules = args->rules};
+    rs_convert_options what = {.to = args->to,
+        .shard_bytes = args->shard,
+        .memory = args->memory,
+        .weights_only = args->weights_only,
+        .master_from_param = args->masters,
+        .dtype = args->dtype,
+        .hub = args->hub,
+        .force = args->force,
+        .dry_run = args->dry_run,
+        .group = crew_group(c),
+        .progress = isatty(STDERR_FILENO) && !cli_quiet ? show_progress : NULL,
+        .cancelled = is_interrupted,
         .context = &shown};
-    rs_convert_report report = {0};
     rs_checkpoint *source = NULL;
     naming names = {0};
-    rs_status status = rs_checkpoint_open(args.source, &how, &source);
+    rs_status status = rs_checkpoint_open(args->source, &how, &source);
     if (status == RS_OK)
-        status = naming_init(&args, source, &names);
+        status = naming_init(args, source, &names);
+    status = rs_group_agree(what.group, status);
     what.dialect = names.to;
     what.from = names.from;
     what.space = names.space;
-    what.hub = args.hub;
     if (status == RS_OK)
-        status = rs_convert(source, args.target, &what, &report);
+        status = rs_convert(source, args->target, &what, report);
     naming_fini(&names);
     rs_checkpoint_close(source);
-    if (status == RS_ERR_UNSUPPORTED)
-        return cli_error(command, CLI_FAILURE, "%s", rs_error_message());
-    if (status != RS_OK)
-        return cli_fail(command, status, NULL);
-    if (!args.json) {
-        print_report(&args, &report, cli_now() - begun);
-        return 0;
-    }
+    return status;
+}
+
+static int print_json(const cli_command *command, const convert_args *args,
+    const rs_convert_report *report, double seconds)
+{
     return cli_print_json(command,
-        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:i,s:i,s:b,s:b,s:f}", "target", args.target, "format",
-            args.to, "dry_run", args.dry_run, "tensors", (json_int_t)report.tensors, "bytes",
-            (json_int_t)report.bytes, "left_out", (json_int_t)report.skipped, "files", report.files,
-            "copied", report.copied, "lacks_config", report.lacks_config, "lacks_tokenizer",
-            report.lacks_tokenizer, "seconds", cli_now() - begun));
+        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:i,s:i,s:b,s:b,s:f}", "target", args->target,
+            "format", args->to, "dry_run", args->dry_run, "tensors", (json_int_t)report->tensors,
+            "bytes", (json_int_t)report->bytes, "bytes_read", (json_int_t)report->bytes_read,
+            "left_out", (json_int_t)report->skipped, "files", report->files, "copied",
+            report->copied, "lacks_config", report->lacks_config, "lacks_tokenizer",
+            report->lacks_tokenizer, "seconds", seconds));
+}
+
+static int run(const cli_command *command, int argc, char **argv)
+{
+    convert_args args;
+    crew c;
+    crew_hush();
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    double begun = cli_now();
+    rs_convert_report report = {0};
+    rs_status status = crew_join(&c);
+    crew_catch_signals();
+    if (status == RS_OK)
+        status = convert(&args, &c, &report);
+    if (status == RS_ERR_CANCELLED)
+        code = cli_error(command, 128 + crew_signal(), "interrupted; %s is as it was", args.target);
+    else if (status == RS_ERR_UNSUPPORTED)
+        code = cli_error(command, CLI_FAILURE, "%s", rs_error_message());
+    else if (status != RS_OK)
+        code = cli_fail(command, status, NULL);
+    else if (args.json)
+        code = print_json(command, &args, &report, cli_now() - begun);
+    else
+        print_report(&args, &report, cli_now() - begun);
+    crew_leave(&c);
+    return code > 0 ? code : 0;
 }
 
 const cli_command cmd_convert = {
@@ -168,7 +201,9 @@ const cli_command cmd_convert = {
             "(safetensors, names as transformers has them), a folder with the full state in\n"
             "reshard's own format, or one file of torch.save, which torch.load reads under\n"
             "weights_only. Streams: memory does not grow with the checkpoint. DST appears when it\n"
-            "is complete, or not at all. Other names, fused and turned as they have it, come by\n"
+            "is complete, or not at all. Under mpirun or srun the processes share the work; the\n"
+            "bytes are the same for any number. Other names, fused and turned as they have it, "
+            "come by\n"
             "dialects (docs/formats/dialect.md): hf, reshard (the trainer's), or a file of yours.",
     .example = "  reshard convert /tmp/job out --to safetensors",
     .options = options,

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "reshard/status.h"
 
 bool cli_quiet;
@@ -102,6 +103,31 @@ static bool takes_value(const cli_option *option)
     return option->kind >= CLI_INT;
 }
 
+/* "300", "5GB" (powers of 1000), "256MiB" or "256M" (powers of 1024). */
+static bool read_bytes(const char *text, int64_t *out)
+{
+    static const char units[] = "KMGTP";
+    char *end;
+    long long number = strtoll(text, &end, 10);
+    int64_t step = 1024, bytes = number;
+    if (end == text || errno != 0)
+        return false;
+    const char *unit = *end != '\0' ? strchr(units, *end) : NULL;
+    if (unit != NULL) {
+        end++;
+        if (end[0] == 'B')
+            step = 1000;
+        else if (end[0] == 'i')
+            end++;
+        for (const char *u = units; u <= unit; u++)
+            if (!rs_mul_fits(bytes, step, &bytes))
+                return false;
+    }
+    end += *end == 'B';
+    *out = bytes;
+    return *end == '\0';
+}
+
 static const cli_option *find(const cli_command *command, const char *name, size_t length)
 {
     for (const cli_option *o = command->options; o->kind != CLI_END; o++) {
@@ -164,6 +190,12 @@ static int store(
         *(int64_t *)place = number;
         return -1;
     }
+    case CLI_BYTES:
+        if (!read_bytes(value, place) || (double)*(int64_t *)place < option->minimum)
+            return cli_error(command, CLI_USAGE,
+                "--%s: wanted bytes from %.0f on, or with a unit (5GB, 256MiB), found '%s'", name,
+                option->minimum, value);
+        return -1;
     case CLI_REAL: {
         double number = strtod(value, &end);
         if (end == value || *end != '\0' || errno != 0 || !isfinite(number) ||

@@ -21,6 +21,7 @@ typedef enum cli_kind {
     CLI_ARGUMENT, /* positional text, required unless optional; target: const char * */
     CLI_FLAG,     /* no value; target: bool */
     CLI_INT,      /* target: int64_t */
+    CLI_BYTES,    /* a whole number, with a unit or without (5GB, 256MiB); target: int64_t */
     CLI_REAL,     /* target: double */
     CLI_TEXT,     /* target: const char * */
     CLI_CHOICE,   /* one of `choices` ("a|b|c"); target: const char * */

@@ -55,6 +55,53 @@ expect 0 'wrote bare' convert cvjob bare --to native --weights-only
 expect 0 '^equal: 11 tensors' verify bare cvjob --roles param
 check "nothing is left behind" bash -c "test -z \"\$(ls -a | grep reshard)\""
 
+# Sizes with units; nothing but the right words.
+expect 0 'in [0-9]+ files' convert cvjob hf --to safetensors --force --max-shard-size 1MB --memory 1MiB
+refuse 2 '--memory: wanted bytes from 1048576 on, or with a unit' convert cvjob hf2 --to native --memory 1KiB
+refuse 2 'found .5XB' convert cvjob hf2 --to native --max-shard-size 5XB
+holds 'j["bytes_read"] == j["bytes"]' convert cvjob again2 --to native --json
+
+# Several processes: the same bytes, whatever their number, and one voice.
+sums() {
+    (cd "$1" && find . -type f | sort | xargs sha256sum)
+}
+for ranks in 1 2 3 5; do
+    out=$("$RS_TEST_MPIRUN" -n $ranks "$reshard" convert cvjob "ranks$ranks" --to native --memory 1MiB \
+        --max-shard-size 7MB 2>&1)
+    verdict "convert on $ranks ranks" $? "$out"
+    verdict "one voice of $ranks" "$([ "$(grep -c '^wrote ranks' <<<"$out")" -eq 1 ]; echo $?)" "$out"
+    check "the bytes of $ranks ranks" diff <(sums ranks1) <(sums "ranks$ranks")
+done
+expect 0 '^equal: 44 tensors' verify ranks5 cvjob
+out=$("$RS_TEST_MPIRUN" -n 3 "$reshard" convert cvjob ranks3 --to native 2>&1)
+verdict "what is there stays, said once" "$([ $? -ne 0 ] && [ "$(grep -c 'ranks3: is there already' <<<"$out")" -eq 1 ]; echo $?)" "$out"
+
+# Interrupted: the exit code says so, and nothing is left. A source that keeps it busy for a second at least.
+python3 -c "
+import json, struct
+n = 200 << 20
+head = json.dumps({'t': {'dtype': 'F32', 'shape': [n], 'data_offsets': [0, 4 * n]}}).encode()
+with open('big.safetensors', 'wb') as f:
+    f.write(struct.pack('<Q', len(head)) + head)
+    f.truncate(8 + len(head) + 4 * n)"
+set -m # else what runs beside the script ignores SIGINT
+for signal in INT TERM; do
+    status=0
+    "$reshard" convert big.safetensors cut --to native --weights-only --memory 1MiB >cut.log 2>&1 &
+    until_true 20 test -e cut.tmp-reshard
+    kill -$signal $!
+    wait $! || status=$?
+    verdict "convert ended by $signal ($status)" "$([ $status -eq $((128 + $(kill -l $signal))) ] && grep -q 'interrupted; cut is as it was' cut.log; echo $?)" "$(cat cut.log)"
+    check "nothing is left after $signal" bash -c 'test -z "$(ls -d cut cut.* 2>/dev/null | grep -v cut.log)"'
+done
+"$reshard" convert big.safetensors cut --to native --weights-only --memory 1MiB >/dev/null 2>&1 &
+until_true 20 test -e cut.tmp-reshard
+kill -KILL $!
+wait $! 2>/dev/null
+set +m
+check "nothing is there after KILL" test ! -e cut
+rm -rf cut.* big.safetensors
+
 # No room: nothing is left at the target.
 if mkdir small && mount -t tmpfs -o size=2m tmpfs small 2>/dev/null; then
     refuse 1 'No space left' convert cvjob small/out --to safetensors
