@@ -67,9 +67,9 @@ typedef struct rs_model {
 /*
  * Reads a preset name ("llama-tiny", "llama-20m", "llama3-8b", "llama3-70b", "qwen3-32b",
  * "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "mixtral-tiny",
- * "qwen3-moe-tiny", "deepseek-tiny", "gpt2-tiny"), a config.json, or a folder that holds one.
- * RS_ERR_ARGUMENT names the presets when nothing fits; RS_ERR_MALFORMED and RS_ERR_UNSUPPORTED name
- * file and key.
+ * "qwen3-moe-tiny", "qwen2-moe-tiny", "deepseek-tiny", "gpt2-tiny"), a config.json, or a folder
+ * that holds one. RS_ERR_ARGUMENT names the presets when nothing fits; RS_ERR_MALFORMED and
+ * RS_ERR_UNSUPPORTED name file and key.
  */
 rs_status rs_model_load(const char *name_or_path, rs_model *out) RS_MUST_CHECK;
 
@@ -78,9 +78,10 @@ const char *const *rs_model_presets(void);
 
 /*
  * RS_ERR_UNSUPPORTED, naming the key, if a training step over sequences of `seq` tokens would
- * compute something else than the configuration says: experts, latent attention, a scaled or
- * partial rotary embedding, learnt positions, a sliding window shorter than the sequence, another
- * activation, heads of odd width. The space of such a model is right all the same.
+ * compute something else than the configuration says: latent attention, a router's bias,
+ * multi-token prediction, a scaled or partial rotary embedding, learnt positions, a sliding window
+ * shorter than the sequence, another activation, heads of odd width. The space of such a model is
+ * right all the same.
  */
 rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_CHECK;
 

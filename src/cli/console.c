@@ -93,10 +93,15 @@ static void on_step(void *context, const rs_train_step *step)
 {
     console *c = context;
     if (is_mode(c, "json")) {
-        put_json(json_pack("{s:I, s:f, s:I, s:f, s:s, s:I, s:f, s:f, s:f}", "step",
+        json_t *line = json_pack("{s:I, s:f, s:I, s:f, s:s, s:I, s:f, s:f, s:f}", "step",
             (json_int_t)step->step, "loss", step->loss, "tokens", (json_int_t)step->tokens,
             "seconds", step->seconds, "layout", step->layout, "samples", (json_int_t)step->samples,
-            "lr", step->lr, "grad_norm", step->grad_norm, "time", step->time));
+            "lr", step->lr, "grad_norm", step->grad_norm, "time", step->time);
+        if (step->experts && line != NULL) {
+            json_object_set_new(line, "aux_loss", json_real(step->aux_loss));
+            json_object_set_new(line, "close_choices", json_integer((json_int_t)step->close));
+        }
+        put_json(line);
         return;
     }
     if (c->first_step == 0)

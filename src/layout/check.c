@@ -200,15 +200,11 @@ static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
         bool missing;
     } rows[] = {
         {"context parallel (cp)", layout->cp > 1},
-        {"expert parallel (ep)", layout->ep > 1},
-        {"an etp of its own", rs_layout_etp(layout) != layout->tp},
         {"sequence parallel (sp)", layout->sp},
     };
     *fits = *layout;
     fits->dp *= layout->cp;
     fits->cp = 1;
-    fits->ep = 1;
-    fits->etp = 0;
     fits->sp = false;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].missing)
@@ -216,13 +212,26 @@ static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
     return NULL;
 }
 
+/* A model without experts has nothing that ep or etp could divide. */
+static rs_status check_has_experts(const rs_layout *layout, const rs_space *space)
+{
+    if (rs_space_expert_count(space) > 0 ||
+        (layout->ep == 1 && rs_layout_etp(layout) == layout->tp))
+        return RS_OK;
+    rs_layout fits = *layout;
+    fits.ep = 1;
+    fits.etp = 0;
+    char text[RS_LAYOUT_TEXT];
+    char nearest[RS_LAYOUT_TEXT];
+    return rs_error_set(RS_ERR_ARGUMENT,
+        "layout %s: ep=%d,etp=%d: the model has no experts; the nearest that fits is %s",
+        rs_layout_format(layout, text), layout->ep, rs_layout_etp(layout),
+        rs_layout_format(&fits, nearest));
+}
+
 /* A space that the trainer does not know how to compute with. */
 static rs_status check_tensors(const rs_space *space)
 {
-    for (int i = 0; i < rs_space_tensor_count(space); i++)
-        if (rs_tensor_mesh(rs_space_tensor(space, i)) == RS_EXPERTS)
-            return rs_error_set(RS_ERR_UNSUPPORTED, "tensor %s: the trainer has no experts yet",
-                rs_space_tensor(space, i)->name);
     for (int i = 0; i < rs_space_tensor_count(space); i++)
         for (int r = 0; r < rs_space_role_count(space); r++)
             if (rs_space_dtype(space, i, r) != rs_space_role(space, r)->dtype &&
@@ -280,6 +289,7 @@ rs_status rs_layout_check_trainable(const rs_layout *layout, const rs_space *spa
     RS_TRY(rs_layout_check_stages(layout, space));
     RS_TRY(check_layers(layout, space));
     RS_TRY(check_roles(layout, space));
+    RS_TRY(check_has_experts(layout, space));
     rs_layout fits;
     const char *what = missing_axis(layout, &fits);
     if (what != NULL) {

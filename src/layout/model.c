@@ -139,9 +139,13 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "model %s: its latent attention (kv_lora_rank %" PRId64 ") is not computed",
             model->name, model->kv_rank);
-    if (model->experts > 0)
+    if (model->experts > 0 && model->router_bias)
         return rs_error_set(RS_ERR_UNSUPPORTED,
-            "model %s: its %" PRId64 " experts are not computed", model->name, model->experts);
+            "model %s: the bias with which its router chooses experts is not moved", model->name);
+    if (model->experts > 0 && model->mtp_layers > 0)
+        return rs_error_set(RS_ERR_UNSUPPORTED,
+            "model %s: its %" PRId64 " layers of multi-token prediction are not computed",
+            model->name, model->mtp_layers);
     if (model->layer_norm || model->plain_mlp || model->positions > 0)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "model %s: what GPT-2 has (learnt positions, norms with biases, no gate) is not "

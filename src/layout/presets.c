@@ -207,6 +207,28 @@ static const rs_model presets[] = {
         .expert_ffn = 128,
         .norm_topk = true,
         .aux_loss = 0.001},
+    {.name = "qwen2-moe-tiny",
+        .family = "qwen2_moe",
+        .layers = 4,
+        .hidden = 256,
+        .heads = 8,
+        .kv_heads = 4,
+        .head_dim = 32,
+        .ffn = 688,
+        .vocab = 256,
+        .qkv_bias = true,
+        .norm_eps = 1e-6,
+        .rope_theta = 10000,
+        .rope_type = "default",
+        .activation = "silu",
+        .dtype = RS_DTYPE_F32,
+        .experts = 8,
+        .experts_per_token = 2,
+        .expert_ffn = 176,
+        .dense_first = 1,
+        .shared_ffn = 352,
+        .shared_gate = true,
+        .aux_loss = 0.001},
     {.name = "deepseek-tiny",
         .family = "deepseek_v3",
         .layers = 4,
@@ -268,6 +290,7 @@ const char *const *rs_model_presets(void)
 {
     static const char *const names[PRESETS + 1] = {"llama-tiny", "llama-20m", "llama3-8b",
         "llama3-70b", "qwen3-32b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b",
-        "deepseek-v3", "mixtral-tiny", "qwen3-moe-tiny", "deepseek-tiny", "gpt2-tiny"};
+        "deepseek-v3", "mixtral-tiny", "qwen3-moe-tiny", "qwen2-moe-tiny", "deepseek-tiny",
+        "gpt2-tiny"};
     return names;
 }

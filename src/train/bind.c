@@ -37,6 +37,14 @@ static const row layer_rows[] = {
     {"layers.mlp.gate.bias", offsetof(rs_stage_layer, gate_bias)},
     {"layers.mlp.up.bias", offsetof(rs_stage_layer, up_bias)},
     {"layers.mlp.down.bias", offsetof(rs_stage_layer, down_bias)},
+    {"layers.router.weight", offsetof(rs_stage_layer, router)},
+    {"layers.experts.gate.weight", offsetof(rs_stage_layer, expert_gate)},
+    {"layers.experts.up.weight", offsetof(rs_stage_layer, expert_up)},
+    {"layers.experts.down.weight", offsetof(rs_stage_layer, expert_down)},
+    {"layers.shared.gate.weight", offsetof(rs_stage_layer, shared_gate)},
+    {"layers.shared.up.weight", offsetof(rs_stage_layer, shared_up)},
+    {"layers.shared.down.weight", offsetof(rs_stage_layer, shared_down)},
+    {"layers.shared.switch.weight", offsetof(rs_stage_layer, shared_switch)},
 };
 
 static const row end_rows[] = {
@@ -45,13 +53,18 @@ static const row end_rows[] = {
     {"head.weight", offsetof(rs_stage_tensors, head)},
 };
 
-/* The range of units (heads, rows) of axis `dim` of a tensor. */
-static void units(const rs_space *space, const rs_world *world, const char *name, int dim,
+/* The range of units (heads, rows) of axis `dim` of a tensor that number `part` of tp, or of etp,
+ * has; empty where the model has no such tensor. */
+static void units(const rs_space *space, const rs_world *world, const char *name, int dim, int part,
     int64_t *begin, int64_t *end)
 {
-    const rs_tensor *tensor = rs_space_tensor(space, rs_space_find_tensor(space, name));
+    int number = rs_space_find_tensor(space, name);
+    *begin = *end = 0;
+    if (number < 0)
+        return;
+    const rs_tensor *tensor = rs_space_tensor(space, number);
     int64_t unit = rs_max64(1, tensor->unit[dim]);
-    rs_layout_tp_range(&world->layout, tensor, dim, world->at.tp, begin, end);
+    rs_layout_tp_range(&world->layout, tensor, dim, part, begin, end);
     *begin /= unit;
     *end /= unit;
 }
@@ -67,10 +80,29 @@ void rs_bind_shape(const rs_model *model, const rs_space *space, const rs_world 
     out->first = stage == 0;
     out->last = stage == layout->pp * layout->vpp - 1;
     out->both_ends = layout->pp == 1;
-    units(space, world, "layers.attn.q.weight", 1, &out->q_begin, &out->q_end);
-    units(space, world, "layers.attn.k.weight", 1, &out->kv_begin, &out->kv_end);
-    units(space, world, "layers.mlp.gate.weight", 1, &out->ffn_begin, &out->ffn_end);
-    units(space, world, "embed.weight", 0, &out->vocab_begin, &out->vocab_end);
+    int tp = world->at.tp;
+    units(space, world, "layers.attn.q.weight", 1, tp, &out->q_begin, &out->q_end);
+    units(space, world, "layers.attn.k.weight", 1, tp, &out->kv_begin, &out->kv_end);
+    units(space, world, "layers.mlp.gate.weight", 1, tp, &out->ffn_begin, &out->ffn_end);
+    units(space, world, "embed.weight", 0, tp, &out->vocab_begin, &out->vocab_end);
+}
+
+void rs_bind_experts(
+    const rs_space *space, const rs_world *world, int64_t *ranges, rs_stage_shape *out)
+{
+    const rs_layout *layout = &world->layout;
+    const rs_coords *at = &world->at;
+    const char *gate = "layers.experts.gate.weight";
+    const rs_tensor *experts = rs_space_tensor(space, rs_space_find_tensor(space, gate));
+    units(
+        space, world, "layers.shared.gate.weight", 1, at->tp, &out->shared_begin, &out->shared_end);
+    units(space, world, gate, 2, at->etp, &out->expert_begin, &out->expert_end);
+    for (int ep = 0; ep < layout->ep; ep++)
+        rs_layout_ep_range(layout, experts, 1, ep, &ranges[ep], &ranges[layout->ep + ep]);
+    out->tp_rank = at->tp;
+    out->tp_ranks = layout->tp;
+    out->dispatch = (rs_dispatch_shape){out->model.experts, rs_layout_etp(layout), layout->ep,
+        at->etp, at->ep, ranges, ranges + layout->ep};
 }
 
 /* The chunk that has layer `layer` of the model. */

@@ -20,6 +20,11 @@ typedef struct rs_chunk {
 void rs_bind_shape(const rs_model *model, const rs_space *space, const rs_world *world, int chunk,
     rs_stage_shape *out);
 
+/* Adds what it computes of layers with experts. `ranges` has room for twice the layout's ep, and is
+ * read as long as `out->dispatch` is. */
+void rs_bind_experts(
+    const rs_space *space, const rs_world *world, int64_t *ranges, rs_stage_shape *out);
+
 /* A member of a stage's tensors, and where its local box begins. */
 typedef struct rs_binding {
     float **member;

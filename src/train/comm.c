@@ -46,6 +46,12 @@ void rs_comm_post_floats(
     MPI_Isend(data, count_of((size_t)count), MPI_FLOAT, to, tag, comm, request);
 }
 
+void rs_comm_gather_integers(MPI_Comm comm, const int64_t *mine, int64_t count, int64_t *all)
+{
+    int n = count_of((size_t)count);
+    MPI_Allgather(mine, n, MPI_INT64_T, all, n, MPI_INT64_T, comm);
+}
+
 void rs_comm_receive_floats(MPI_Comm comm, int from, int tag, float *data, int64_t count)
 {
     MPI_Recv(data, count_of((size_t)count), MPI_FLOAT, from, tag, comm, MPI_STATUS_IGNORE);

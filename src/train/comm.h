@@ -30,6 +30,9 @@ void rs_comm_receive(MPI_Comm comm, int from, int tag, void *data, size_t bytes)
 /* The sums of everybody's words, mod 2^64, on every rank. Collective. */
 void rs_comm_sum_words(MPI_Comm comm, uint64_t *words, size_t count);
 
+/* `all` gets everybody's `count` numbers, in the order of ranks. */
+void rs_comm_gather_integers(MPI_Comm comm, const int64_t *mine, int64_t count, int64_t *all);
+
 /* Vectors of floats. */
 void rs_comm_post_floats(
     MPI_Comm comm, int to, int tag, const float *data, int64_t count, MPI_Request *request);

@@ -158,7 +158,7 @@ static rs_status set_up(rs_job *job)
         RS_TRY(rs_takeover_prepare(job));
     RS_TRY(rs_job_agree(job, begin_state(job)));
     layout = job->state.layout;
-    rs_world_init(&job->world, &layout, job->comm);
+    rs_world_init(&job->world, &layout, rs_space_expert_count(job->space), job->comm);
     while (!rs_world_build(&job->world))
         continue;
     RS_TRY(rs_job_agree(job, begin_trainer(job)));

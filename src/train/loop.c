@@ -46,6 +46,7 @@
 typedef struct summary {
     double loss;
     double square;
+    rs_moe_totals routing;
     int ready;   /* prepared, or failed to */
     int written; /* what it saves */
     int signalled;
@@ -53,8 +54,9 @@ typedef struct summary {
 
 /* What it gets back. */
 typedef struct verdict {
-    double loss;   /* mean over the step's tokens */
-    double square; /* of the whole gradient */
+    double loss;           /* mean over the step's tokens */
+    double square;         /* of the whole gradient */
+    rs_moe_totals routing; /* balance: mean over the step's tokens */
     rs_order order;
 } verdict;
 
@@ -245,12 +247,15 @@ static rs_status summarise(rs_job *job, const summary *mine, verdict *out)
         for (int r = 0; r < job->world.size; r++) {
             out->loss += all[r].loss;
             out->square += all[r].square;
+            out->routing.balance += all[r].routing.balance;
+            out->routing.close += all[r].routing.close;
             ready = ready && all[r].ready;
             written = written && all[r].written;
             job->signalled = job->signalled || all[r].signalled;
         }
         free(all);
         out->loss /= (double)(job->options->global_batch * job->options->seq);
+        out->routing.balance /= (double)(job->options->global_batch * job->options->seq);
         out->order.step = job->step + 1;
         rs_saver_all_written(job->saver, written);
         status = decide(job, ready, &out->order);
@@ -289,7 +294,10 @@ static rs_status tell_step(rs_job *job, const verdict *v, double lr, double seco
         .samples = job->step * o->global_batch,
         .lr = lr,
         .grad_norm = sqrt(v->square),
-        .time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec};
+        .time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
+        .experts = job->model.experts > 0,
+        .aux_loss = v->routing.balance,
+        .close = v->routing.close};
     RS_TRY(rs_metrics_step(job->metrics, &line));
     RS_TRY(rs_job_report(job, "training", "", false));
     if (job->listener->step != NULL)
@@ -310,6 +318,7 @@ static rs_status train_step(rs_job *job, rs_order *order)
     mine.signalled = rs_signals_caught();
     mine.written = rs_saver_written(job->saver);
     RS_TRY(rs_trainer_gradients(job->trainer, step, &mine.loss, &mine.square));
+    mine.routing = rs_trainer_routing(job->trainer);
     RS_TRY(inject_faults(job, step));
     RS_TRY(summarise(job, &mine, &v));
     double norm = sqrt(v.square), lr = rs_learning_rate(o->lr, o->warmup, o->steps, step);

@@ -134,6 +134,10 @@ static void put_step(rs_text *text, const rs_train_step *s)
     put_string(text, s->layout);
     rs_text_append(text, ",\"samples\":%" PRId64 ",\"lr\":%.9g", s->samples, s->lr);
     put_number(text, "grad_norm", s->grad_norm);
+    if (s->experts) {
+        put_number(text, "aux_loss", s->aux_loss);
+        rs_text_append(text, ",\"close_choices\":%" PRId64, s->close);
+    }
     rs_text_append(text, ",\"time\":%.3f", s->time);
 }
 

@@ -223,13 +223,19 @@ static void own_rows(const rs_moe *moe, int64_t rows, int64_t *begin, int64_t *e
     *end = rows * (s->tp_rank + 1) / s->tp_ranks;
 }
 
+/* NULL, for the gradient of what is frozen, has no parts. */
+static float *part_of(float *tensor, int64_t offset)
+{
+    return tensor != NULL ? tensor + offset : NULL;
+}
+
 /* Expert `x` of this rank's. */
 static rs_ffn expert_of(const rs_moe *moe, const rs_stage_layer *layer, int64_t x)
 {
     int64_t hidden = moe->shape.model.hidden;
     int64_t size = moe->width * hidden;
-    return rs_ffn_of(hidden, moe->width, layer->expert_gate + x * size, layer->expert_up + x * size,
-        layer->expert_down + x * size, NULL, NULL);
+    return rs_ffn_of(hidden, moe->width, part_of(layer->expert_gate, x * size),
+        part_of(layer->expert_up, x * size), part_of(layer->expert_down, x * size), NULL, NULL);
 }
 
 static rs_ffn shared_of(const rs_moe *moe, const rs_stage_layer *layer)

@@ -77,6 +77,7 @@ static const member members[] = {
     {"fault_kill_rank", INTEGER, AT(fault.kill_rank), 0},
     {"fault_certificate_world", INTEGER, AT(fault.certificate_world), 0},
     {"fault_hashes", FLAG, AT(fault.hashes), 0},
+    {"fault_routing", FLAG, AT(fault.routing), 0},
 };
 
 #define MEMBERS (sizeof members / sizeof *members)

@@ -166,6 +166,9 @@ static rs_status forward(rs_pipeline *p, int64_t step, const rs_turn *turn, doub
         chunk->stage, &chunk->weights, slot, batch, p->tokens, p->targets, input, output, &loss));
     if (!last)
         send_buffer(p, 1, tag_of(p, stage + 1, false), floats);
+    if (s->watch != NULL)
+        RS_TRY(rs_moe_watch_pass(
+            s->watch, &chunk->shape, chunk->stage, sample - (step - 1) * s->global_batch, slot));
     *loss_sum += loss;
     return RS_OK;
 }

@@ -9,6 +9,7 @@
 
 #include "train/bind.h"
 #include "train/data.h"
+#include "train/moe_watch.h"
 #include "train/schedule.h"
 #include "train/world.h"
 
@@ -22,6 +23,7 @@ typedef struct rs_pipeline_setup {
     int64_t micro_batch;
     int64_t seq;
     int64_t hidden;
+    rs_moe_watch *watch; /* is told of each forward pass; NULL where there are no experts */
 } rs_pipeline_setup;
 
 typedef struct rs_pipeline rs_pipeline;

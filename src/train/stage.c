@@ -320,6 +320,11 @@ static int tail_block(const rs_stage *stage)
     return (int)stage->shape.model.layers + 1;
 }
 
+static int expert_block(const rs_stage *stage, int64_t l)
+{
+    return tail_block(stage) + 1 + layer_block(stage, l);
+}
+
 static void enter(const rs_stage *stage, int block, int next, int use)
 {
     if (stage->blocks.enter != NULL)
@@ -337,6 +342,22 @@ static void leave(const rs_stage *stage, int block, int use)
 static bool borrows_embedding(const rs_stage *stage)
 {
     return stage->shape.both_ends && stage->shape.model.tied;
+}
+
+/* Layer `l` of the stage, and its experts. */
+static void enter_layer(const rs_stage *stage, int64_t l, int next, int use)
+{
+    bool experts = rs_moe_has(&stage->shape, stage->shape.layer_begin + l);
+    enter(stage, layer_block(stage, l), experts ? expert_block(stage, l) : next, use);
+    if (experts)
+        enter(stage, expert_block(stage, l), next, use);
+}
+
+static void leave_layer(const rs_stage *stage, int64_t l, int use)
+{
+    if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l))
+        leave(stage, expert_block(stage, l), use);
+    leave(stage, layer_block(stage, l), use);
 }
 
 static void enter_tail(const rs_stage *stage, int next, int use)
@@ -649,10 +670,10 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
     }
     for (int64_t l = 0; l < stage->layers; l++) {
         float *to = l + 1 < stage->layers ? s->layers[l + 1].x : last;
-        enter(stage, layer_block(stage, l), block_after(stage, l), RS_USE_WEIGHTS);
+        enter_layer(stage, l, block_after(stage, l), RS_USE_WEIGHTS);
         RS_TRY(attention_forward(stage, &weights->layers[l], batch, &s->layers[l]));
         RS_TRY(feed_forward(stage, &weights->layers[l], slot_number, l, batch, &s->layers[l], to));
-        leave(stage, layer_block(stage, l), RS_USE_WEIGHTS);
+        leave_layer(stage, l, RS_USE_WEIGHTS);
     }
     if (shape->last) {
         enter_tail(stage, -1, RS_USE_WEIGHTS);
@@ -687,10 +708,10 @@ rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
     for (int64_t l = stage->layers - 1; l >= 0; l--) {
         const rs_stage_layer *w = &weights->layers[l];
         const rs_stage_layer *g = &gradients->layers[l];
-        enter(stage, layer_block(stage, l), block_before(stage, l), RS_USE_BOTH);
+        enter_layer(stage, l, block_before(stage, l), RS_USE_BOTH);
         RS_TRY(feed_backward(stage, w, g, slot_number, l, s->batch, scale, &s->layers[l], dx));
         RS_TRY(attention_backward(stage, w, g, s->batch, &s->layers[l], dx));
-        leave(stage, layer_block(stage, l), RS_USE_BOTH);
+        leave_layer(stage, l, RS_USE_BOTH);
     }
     if (shape->first) {
         enter(stage, 0, -1, RS_USE_GRADIENTS);

@@ -52,9 +52,9 @@ typedef struct rs_stage_tp {
 enum { RS_USE_WEIGHTS = 1, RS_USE_GRADIENTS = 2, RS_USE_BOTH = 3 };
 
 /* Called around each use of a block: block 0 is the embedding, l + 1 is layer l of the model,
- * layers + 1 is what stands behind them. The members of rs_stage_tensors are read in between alone.
- * `next` is the block whose weights the pass uses next, -1 at its end. A stage that was given none
- * leaves the tensors where they are. */
+ * layers + 1 is what stands behind them, layers + 2 + l + 1 is the experts of layer l. The members
+ * of rs_stage_tensors are read in between alone. `next` is the block whose weights the pass uses
+ * next, -1 at its end. A stage that was given none leaves the tensors where they are. */
 typedef struct rs_stage_blocks {
     void *context;
     void (*enter)(void *context, int block, int next, int use);

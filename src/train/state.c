@@ -25,6 +25,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/bfloat16.h"
+#include "train/group.h"
 #include "train/init.h"
 
 /* The same tensors in one role. */
@@ -113,13 +114,14 @@ void *rs_state_element(const rs_state *state, int role, int64_t position)
 
 /* ---- positions ---- */
 
-/* The first position of a block in the local vector of `rank`. */
+/* The positions of a block of `rank`, as this rank counts them: its experts stand behind its own
+ * dense tensors, however many of those another rank with the same experts has. */
 static void block_range(const rs_state *state, int rank, int block, int64_t *begin, int64_t *end)
 {
     rs_layout_block_range(state->bare, &state->layout, rank, block, begin, end);
-    if (block < rs_space_layer_count(state->bare) + 2)
+    if (block < rs_layout_expert_block(state->bare, 0))
         return;
-    int64_t dense = rs_layout_local_elements(state->bare, &state->layout, rank);
+    int64_t dense = rs_layout_local_elements(state->bare, &state->layout, state->rank);
     *begin += dense;
     *end += dense;
 }
@@ -195,8 +197,8 @@ static rs_status add_piece(void *context, const rs_box *part, int block, int64_t
     return rs_runs_add(context, &(rs_run){position, position + rs_box_volume(part), block, NULL});
 }
 
-rs_status rs_state_pieces(const rs_state *state, const rs_placement *placement, int rank, int role,
-    int tensor, rs_runs *out)
+rs_status rs_state_pieces(const rs_state *state, const rs_placement *placement, int rank, int mesh,
+    int role, int tensor, rs_runs *out)
 {
     rs_shard_list shards = {0};
     rs_status status;
@@ -204,6 +206,7 @@ rs_status rs_state_pieces(const rs_state *state, const rs_placement *placement, 
     for (size_t i = 0; i < shards.count; i++) {
         const rs_shard *s = &shards.items[i];
         if ((tensor >= 0 && s->tensor != tensor) ||
+            rs_group_mesh(rs_space_tensor(state->space, s->tensor)) != mesh ||
             (role < 0 && s->role != rs_state_update_role(state, s->tensor)))
             continue;
         RS_TRY_GOTO(rs_state_parts(state, rank, s->tensor, &s->box, add_piece, out), done);

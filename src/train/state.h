@@ -81,7 +81,7 @@ int64_t rs_state_elements(const rs_state *state);
 typedef rs_status (*rs_state_part)(void *context, const rs_box *part, int block, int64_t position);
 
 /* Calls `part` for the contiguous parts of `box`, which lies in one local box of `tensor` on
- * `rank`, in row-major order. */
+ * `rank`, in row-major order. Positions are those of this rank, if it has the box too. */
 rs_status rs_state_parts(const rs_state *state, int rank, int tensor, const rs_box *box,
     rs_state_part part, void *context) RS_MUST_CHECK;
 
@@ -90,10 +90,10 @@ rs_status rs_state_parts(const rs_state *state, int rank, int tensor, const rs_b
 int rs_state_update_role(const rs_state *state, int tensor);
 
 /* Appends the positions that `rank` has of `role` of `tensor` in `placement`, which is one of the
- * state's, without memory. Tensor -1: of all tensors; role -1: of what it updates. The caller
- * sorts. */
-rs_status rs_state_pieces(const rs_state *state, const rs_placement *placement, int rank, int role,
-    int tensor, rs_runs *out) RS_MUST_CHECK;
+ * state's, without memory. Tensor -1: of all tensors that are on `mesh` (group.h); role -1: of what
+ * it updates. The caller sorts. */
+rs_status rs_state_pieces(const rs_state *state, const rs_placement *placement, int rank, int mesh,
+    int role, int tensor, rs_runs *out) RS_MUST_CHECK;
 
 /* Writes the job's initial weights, a function of (seed, tensor, element) alone; moments are zero.
  */

@@ -27,7 +27,7 @@
 #include "train/group.h"
 #include "train/simd.h"
 
-#define WEIGHT_BUFFERS 3 /* in use: two at a tied end; coming: one */
+#define WEIGHT_BUFFERS 3 /* in use: two at a tied end, or of a layer with experts; coming: one */
 #define GRADIENT_BUFFERS 2
 
 typedef struct buffer {
@@ -37,7 +37,7 @@ typedef struct buffer {
     uint64_t used;
     float *data;
     void *raw; /* as gathered; `data` where parameters are float32 */
-    rs_flight *flight;
+    rs_flight *flight[RS_MESHES_BOTH];
 } buffer;
 
 struct rs_supply {
@@ -47,11 +47,14 @@ struct rs_supply {
     rs_extent *extents;
     rs_binding_list weights;
     rs_binding_list gradients;
-    rs_share *update;
-    rs_share *param;    /* NULL where the rank keeps them whole */
-    rs_flight *flight;  /* of floats */
-    rs_flight *publish; /* of parameters; NULL where the rank updates all that it keeps */
-    rs_ordered across;
+    /* By mesh; NULL for that of the experts where there are none. */
+    rs_share *update[RS_MESHES_BOTH];
+    rs_share *param[RS_MESHES_BOTH];    /* NULL where the rank keeps them whole */
+    rs_flight *flight[RS_MESHES_BOTH];  /* of floats */
+    rs_flight *publish[RS_MESHES_BOTH]; /* of parameters; NULL where the rank updates all that it
+                                           keeps */
+    rs_ordered across[RS_MESHES_BOTH];
+    bool cut_params;
     float *expanded; /* whole 16-bit parameters in float32 */
     bool stale;      /* `expanded` is older than the parameters */
     buffer incoming[WEIGHT_BUFFERS];
@@ -83,11 +86,23 @@ static rs_status make_extents(rs_supply *s)
     return RS_OK;
 }
 
-/* The group's division of `role` (-1: of updates) in a placement. */
-static rs_status make_share(rs_supply *s, const rs_placement *placement, int role, rs_share **out)
+static int mesh_of(const rs_supply *s, int block)
+{
+    return rs_group_mesh_of_block(s->setup.state->space, block);
+}
+
+/* Meshes that the model is on. */
+static int meshes(const rs_supply *s)
+{
+    return s->setup.world->experts > 0 ? RS_MESHES_BOTH : RS_MESH_EXPERTS;
+}
+
+/* The group's division of `role` (-1: of updates) in a placement, of what is on one mesh. */
+static rs_status make_share(
+    rs_supply *s, int mesh, const rs_placement *placement, int role, rs_share **out)
 {
     const rs_world *world = s->setup.world;
-    int size = rs_layout_shard_group(&world->layout, false);
+    int size = rs_layout_shard_group(&world->layout, mesh == RS_MESH_EXPERTS);
     rs_runs *pieces = rs_calloc((size_t)size, sizeof *pieces);
     int *ranks = rs_calloc((size_t)size, sizeof *ranks);
     rs_status status = RS_OK;
@@ -95,13 +110,13 @@ static rs_status make_share(rs_supply *s, const rs_placement *placement, int rol
         status = rs_error_memory((size_t)size * sizeof *pieces);
         goto done;
     }
-    rs_group_ranks(&world->layout, world->rank, world->at.pp, ranks);
+    rs_group_ranks(&world->layout, mesh, world->rank, world->at.pp, ranks);
     for (int m = 0; m < size; m++) {
         RS_TRY_GOTO(
-            rs_state_pieces(s->setup.state, placement, ranks[m], role, -1, &pieces[m]), done);
+            rs_state_pieces(s->setup.state, placement, ranks[m], mesh, role, -1, &pieces[m]), done);
         rs_runs_sort(&pieces[m], 1);
     }
-    status = rs_share_create(world->shard, pieces, s->extents, s->blocks, out);
+    status = rs_share_create(world->shard[mesh], pieces, s->extents, s->blocks, out);
 done:
     for (int m = 0; pieces != NULL && m < size; m++)
         rs_runs_fini(&pieces[m]);
@@ -137,7 +152,9 @@ static rs_status make_buffer(const rs_supply *s, bool weights, buffer *out)
         if (out->raw == NULL)
             return rs_error_memory((size_t)largest * s->size);
     }
-    return rs_flight_create(s->param, s->size, &out->flight);
+    for (int mesh = 0; mesh < meshes(s); mesh++)
+        RS_TRY(rs_flight_create(s->param[mesh], s->size, &out->flight[mesh]));
+    return RS_OK;
 }
 
 /* The memory that parameters are read from. */
@@ -145,14 +162,16 @@ static rs_status make_weights(rs_supply *s)
 {
     const rs_state *state = s->setup.state;
     s->size = rs_dtype_size(rs_space_role(state->space, state->roles.param)->dtype);
-    if (is_cut(s, RS_ROLE_MODEL)) {
-        RS_TRY(make_share(s, state->placement, state->roles.param, &s->param));
+    s->cut_params = is_cut(s, RS_ROLE_MODEL);
+    if (s->cut_params) {
+        for (int mesh = 0; mesh < meshes(s); mesh++)
+            RS_TRY(make_share(s, mesh, state->placement, state->roles.param, &s->param[mesh]));
         for (int i = 0; i < WEIGHT_BUFFERS; i++)
             RS_TRY(make_buffer(s, true, &s->incoming[i]));
         return RS_OK;
     }
-    if (is_cut(s, RS_ROLE_OPTIMIZER))
-        RS_TRY(rs_flight_create(s->update, s->size, &s->publish));
+    for (int mesh = 0; mesh < meshes(s) && is_cut(s, RS_ROLE_OPTIMIZER); mesh++)
+        RS_TRY(rs_flight_create(s->update[mesh], s->size, &s->publish[mesh]));
     if (s->size != sizeof(float)) {
         RS_TRY(make_floats(&s->expanded, rs_state_elements(state)));
         s->stale = true;
@@ -179,11 +198,13 @@ static rs_status make_gradients(rs_supply *s)
 {
     const rs_state *state = s->setup.state;
     int64_t elements = rs_state_elements(state);
-    const rs_runs *piece = rs_share_piece(s->update);
     drop_frozen(state, &s->gradients);
-    RS_TRY(make_floats(&s->piece, rs_runs_elements(piece)));
-    for (size_t i = 0; i < piece->count; i++)
-        RS_TRY(rs_runs_add(&s->piece_runs, &piece->items[i]));
+    for (int mesh = 0; mesh < meshes(s); mesh++) {
+        const rs_runs *piece = rs_share_piece(s->update[mesh]);
+        for (size_t i = 0; i < piece->count; i++)
+            RS_TRY(rs_runs_add(&s->piece_runs, &piece->items[i]));
+    }
+    RS_TRY(make_floats(&s->piece, rs_runs_elements(&s->piece_runs)));
     rs_runs_place(&s->piece_runs, sizeof *s->piece, s->piece);
     if (is_cut(s, RS_ROLE_GRADIENT)) {
         for (int i = 0; i < GRADIENT_BUFFERS; i++)
@@ -204,11 +225,14 @@ rs_status rs_supply_create(const rs_supply_setup *setup, rs_supply **out)
     if (s == NULL)
         return rs_error_memory(sizeof *s);
     s->setup = *setup;
-    s->across.comm = MPI_COMM_NULL;
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        s->across[mesh].comm = MPI_COMM_NULL;
     RS_TRY_GOTO(make_extents(s), fail);
-    RS_TRY_GOTO(make_share(s, setup->state->flat, -1, &s->update), fail);
-    RS_TRY_GOTO(rs_flight_create(s->update, sizeof(float), &s->flight), fail);
-    RS_TRY_GOTO(rs_ordered_init(&s->across, setup->world->across), fail);
+    for (int mesh = 0; mesh < meshes(s); mesh++) {
+        RS_TRY_GOTO(make_share(s, mesh, setup->state->flat, -1, &s->update[mesh]), fail);
+        RS_TRY_GOTO(rs_flight_create(s->update[mesh], sizeof(float), &s->flight[mesh]), fail);
+        RS_TRY_GOTO(rs_ordered_init(&s->across[mesh], setup->world->across[mesh]), fail);
+    }
     RS_TRY_GOTO(
         rs_bind_tensors(setup->state, setup->chunks, setup->chunk_count, false, &s->weights), fail);
     RS_TRY_GOTO(
@@ -229,7 +253,8 @@ static void free_buffer(buffer *b)
     if (b->raw != b->data)
         free(b->raw);
     free(b->data);
-    rs_flight_destroy(b->flight);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        rs_flight_destroy(b->flight[mesh]);
 }
 
 void rs_supply_destroy(rs_supply *s)
@@ -247,11 +272,13 @@ void rs_supply_destroy(rs_supply *s)
     free(s->expanded);
     rs_binding_list_fini(&s->gradients);
     rs_binding_list_fini(&s->weights);
-    rs_ordered_fini(&s->across);
-    rs_flight_destroy(s->publish);
-    rs_flight_destroy(s->flight);
-    rs_share_destroy(s->param);
-    rs_share_destroy(s->update);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++) {
+        rs_ordered_fini(&s->across[mesh]);
+        rs_flight_destroy(s->publish[mesh]);
+        rs_flight_destroy(s->flight[mesh]);
+        rs_share_destroy(s->param[mesh]);
+        rs_share_destroy(s->update[mesh]);
+    }
     free(s->extents);
     free(s);
 }
@@ -295,7 +322,7 @@ static void arrive(const rs_supply *s, buffer *b)
 {
     if (!b->coming)
         return;
-    rs_share_gather_end(b->flight);
+    rs_share_gather_end(b->flight[mesh_of(s, b->block)]);
     b->coming = false;
     if (b->raw != b->data)
         expand_run(block_size(s, b->block), b->raw, b->data);
@@ -312,7 +339,8 @@ static buffer *send_for(rs_supply *s, int block)
     arrive(s, b);
     b->block = block;
     b->coming = true;
-    rs_share_gather_begin(b->flight, block, rs_state_runs(state, state->roles.param), b->raw);
+    rs_share_gather_begin(
+        b->flight[mesh_of(s, block)], block, rs_state_runs(state, state->roles.param), b->raw);
     return b;
 }
 
@@ -327,7 +355,7 @@ static void enter_gradients(rs_supply *s, int block)
 
 void rs_supply_enter(rs_supply *s, int block, int next, int use)
 {
-    if (s->param != NULL && (use & RS_USE_WEIGHTS) != 0) {
+    if (s->cut_params && (use & RS_USE_WEIGHTS) != 0) {
         buffer *b = send_for(s, block);
         b->pins++;
         arrive(s, b);
@@ -341,13 +369,13 @@ void rs_supply_enter(rs_supply *s, int block, int next, int use)
 
 void rs_supply_leave(rs_supply *s, int block, int use)
 {
-    if (s->param != NULL && (use & RS_USE_WEIGHTS) != 0)
+    if (s->cut_params && (use & RS_USE_WEIGHTS) != 0)
         find_buffer(s->incoming, WEIGHT_BUFFERS, block)->pins--;
     if ((use & RS_USE_GRADIENTS) == 0 || s->whole != NULL)
         return;
     buffer *b = find_buffer(s->outgoing, GRADIENT_BUFFERS, block);
     s->setup.share(s->setup.context, block);
-    rs_share_reduce(s->flight, block, b->data, &s->piece_runs, true);
+    rs_share_reduce(s->flight[mesh_of(s, block)], block, b->data, &s->piece_runs, true);
     b->pins--;
     b->block = -1;
 }
@@ -375,9 +403,15 @@ void rs_supply_reduce(rs_supply *s)
         if (block_size(s, b) == 0)
             continue;
         s->setup.share(s->setup.context, b);
-        rs_share_reduce(s->flight, b, s->whole + s->extents[b].begin, &s->piece_runs, false);
+        rs_share_reduce(
+            s->flight[mesh_of(s, b)], b, s->whole + s->extents[b].begin, &s->piece_runs, false);
     }
-    rs_ordered_sum(&s->across, s->piece, rs_runs_elements(&s->piece_runs));
+    float *next = s->piece;
+    for (int mesh = 0; mesh < meshes(s); mesh++) {
+        int64_t count = rs_runs_elements(rs_share_piece(s->update[mesh]));
+        rs_ordered_sum(&s->across[mesh], next, count);
+        next += count;
+    }
 }
 
 const rs_runs *rs_supply_reduced(const rs_supply *s)
@@ -390,8 +424,9 @@ void rs_supply_complete(rs_supply *s)
     for (int b = 0; !is_cut(s, RS_ROLE_OPTIMIZER) && b < s->blocks; b++) {
         if (block_size(s, b) == 0)
             continue;
-        rs_share_gather_begin(s->flight, b, &s->piece_runs, s->whole + s->extents[b].begin);
-        rs_share_gather_end(s->flight);
+        rs_flight *flight = s->flight[mesh_of(s, b)];
+        rs_share_gather_begin(flight, b, &s->piece_runs, s->whole + s->extents[b].begin);
+        rs_share_gather_end(flight);
     }
 }
 
@@ -404,14 +439,15 @@ void rs_supply_publish(rs_supply *s)
 {
     const rs_state *state = s->setup.state;
     const rs_runs *params = rs_state_runs(state, state->roles.param);
-    for (int i = 0; i < WEIGHT_BUFFERS && s->param != NULL; i++)
+    for (int i = 0; i < WEIGHT_BUFFERS && s->cut_params; i++)
         s->incoming[i].block = -1;
-    for (int b = 0; s->publish != NULL && b < s->blocks; b++) {
-        if (block_size(s, b) == 0)
+    for (int b = 0; b < s->blocks; b++) {
+        rs_flight *publish = s->publish[mesh_of(s, b)];
+        if (publish == NULL || block_size(s, b) == 0)
             continue;
-        rs_share_gather_begin(s->publish, b, params,
-            rs_state_element(state, state->roles.param, s->extents[b].begin));
-        rs_share_gather_end(s->publish);
+        rs_share_gather_begin(
+            publish, b, params, rs_state_element(state, state->roles.param, s->extents[b].begin));
+        rs_share_gather_end(publish);
     }
     s->stale = s->expanded != NULL;
 }

@@ -12,7 +12,7 @@
  * The rows are not cases: each entry follows from which of the rank's roles are cut. Usual order in
  * a step: rs_supply_begin; enter and leave around each use of a block; rs_supply_reduce; the
  * update; rs_supply_publish. Functions are collective over the ranks of the stage that share a
- * slice of the model, unless they say "Local".
+ * slice of the model, on the dense mesh or on that of the experts, unless they say "Local".
  */
 #ifndef RS_TRAIN_SUPPLY_H
 #define RS_TRAIN_SUPPLY_H

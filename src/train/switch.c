@@ -85,7 +85,7 @@ static rs_status prepare(rs_job *job, const char *layout)
     rs_job_plan_options(job, &options);
     RS_TRY(rs_layout_parse(layout, &n->layout));
     rs_layout_format(&n->layout, n->text);
-    rs_world_init(&n->world, &n->layout, job->comm);
+    rs_world_init(&n->world, &n->layout, rs_space_expert_count(job->space), job->comm);
     RS_TRY(rs_state_init(job->space, &n->layout, job->rank, &n->state));
     double begun = rs_job_seconds();
     RS_TRY(rs_plan_create(job->state.placement, n->state.placement, job->rank, &options, &n->plan));

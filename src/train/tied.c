@@ -48,9 +48,10 @@ static rs_status list_pieces(const rs_state *state, int rank, int64_t *base, rs_
     rs_runs whole = {0};
     int role = rs_state_update_role(state, EMBEDDING);
     out->count = 0;
-    rs_status status = rs_state_pieces(state, state->whole, rank, 0, EMBEDDING, &whole);
+    rs_status status =
+        rs_state_pieces(state, state->whole, rank, RS_MESH_DENSE, 0, EMBEDDING, &whole);
     if (status == RS_OK && role >= 0)
-        status = rs_state_pieces(state, state->flat, rank, role, EMBEDDING, out);
+        status = rs_state_pieces(state, state->flat, rank, RS_MESH_DENSE, role, EMBEDDING, out);
     rs_runs_sort(&whole, 1);
     rs_runs_sort(out, 1);
     *base = whole.count > 0 ? whole.items[0].begin : 0;
@@ -117,7 +118,7 @@ rs_status rs_tied_create(
         goto done;
     }
     t->comm = world->all;
-    rs_group_ranks(&world->layout, world->rank, last - world->at.pp, ranks);
+    rs_group_ranks(&world->layout, RS_MESH_DENSE, world->rank, last - world->at.pp, ranks);
     RS_TRY_GOTO(list_pieces(state, state->rank, &base, &own), done);
     for (int m = 0; m < size; m++) {
         RS_TRY_GOTO(list_pieces(state, ranks[m], &other, &theirs), done);

@@ -52,7 +52,8 @@ typedef struct rs_train_fault {
     int64_t kill_step; /* in this step rank kill_rank kills itself (SIGKILL) before the update */
     int64_t kill_rank;
     int64_t certificate_world; /* the world of this number takes over with a bit flipped */
-    bool hashes; /* switch events also have the hash of every rank's memory and the state's sums */
+    bool hashes;  /* switch events also have the hash of every rank's memory and the state's sums */
+    bool routing; /* JOB/routing-RANK.txt gets every token's experts */
 } rs_train_fault;
 
 typedef struct rs_member rs_member;
@@ -146,6 +147,9 @@ typedef struct rs_train_step {
     double lr;
     double grad_norm; /* before clipping */
     double time;      /* seconds since 1970 */
+    bool experts;     /* the model has experts: */
+    double aux_loss;  /* the balance loss, which counts beside the loss */
+    int64_t close;    /* choices of experts that rounding might turn */
 } rs_train_step;
 
 typedef struct rs_train_phases {

@@ -18,6 +18,7 @@
  */
 #include "train/trainer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +26,7 @@
 #include "base/memory.h"
 #include "train/bind.h"
 #include "train/comm_sum.h"
+#include "train/moe_comm.h"
 #include "train/pipeline.h"
 #include "train/stage.h"
 #include "train/supply.h"
@@ -52,6 +54,10 @@ struct rs_trainer {
     rs_update *update;
     rs_tied *tied; /* NULL where nothing is */
     shared shared;
+    int64_t *ranges; /* experts of each ep rank; NULL where the model has none */
+    rs_moe_comm *experts;
+    rs_ordered twins; /* ranks with the same slice of the same expert */
+    rs_moe_watch *watch;
 };
 
 static rs_status tp_sum(void *context, float *values, int64_t count)
@@ -149,20 +155,39 @@ static void pass_layer(rs_trainer *e, const rs_stage_layer *layer, bool into_buf
     }
 }
 
-/* What several tp ranks hold of a layer; other blocks have nothing of the kind. */
+/* An expert that several ep ranks hold: each has made the gradient of the tokens that came to it.
+ */
+static void reduce_twins(
+    rs_trainer *e, const rs_stage_shape *shape, const rs_stage_layer *gradients)
+{
+    int64_t count = (shape->expert_end - shape->expert_begin) * shape->model.hidden;
+    if (e->twins.size <= 1)
+        return;
+    float *const parts[] = {gradients->expert_gate, gradients->expert_up, gradients->expert_down};
+    for (int i = 0; i < 3; i++)
+        if (parts[i] != NULL) /* NULL: it is frozen */
+            rs_ordered_sum(&e->twins, parts[i], count);
+}
+
+/* What several ranks of a replica hold of a layer; other blocks have nothing of the kind. */
 static void reduce_shared(void *context, int block)
 {
     rs_trainer *e = context;
-    int64_t layer = block - 1;
-    for (int c = 0; c < e->chunk_count && e->shared.floats > 0; c++) {
+    int experts = rs_layout_expert_block(e->state->space, 0);
+    for (int c = 0; c < e->chunk_count; c++) {
         const rs_chunk *chunk = &e->chunks[c];
+        int64_t layer = block < experts ? block - 1 : block - experts - 1;
         if (layer < chunk->shape.layer_begin || layer >= chunk->shape.layer_end)
             continue;
         const rs_stage_layer *gradients =
             &chunk->gradients.layers[layer - chunk->shape.layer_begin];
-        pass_layer(e, gradients, true);
-        rs_ordered_sum(&e->tp, e->shared.buffer, e->shared.floats);
-        pass_layer(e, gradients, false);
+        if (block >= experts) {
+            reduce_twins(e, &chunk->shape, gradients);
+        } else if (e->shared.floats > 0) {
+            pass_layer(e, gradients, true);
+            rs_ordered_sum(&e->tp, e->shared.buffer, e->shared.floats);
+            pass_layer(e, gradients, false);
+        }
     }
 }
 
@@ -212,15 +237,43 @@ static void leave(void *context, int block, int use)
     rs_supply_leave(context, block, use);
 }
 
+static rs_status make_experts(rs_trainer *e)
+{
+    const rs_world *world = e->world;
+    e->ranges = rs_calloc(2 * (size_t)world->layout.ep, sizeof *e->ranges);
+    if (e->ranges == NULL)
+        return rs_error_memory(2 * (size_t)world->layout.ep * sizeof *e->ranges);
+    for (int c = 0; c < e->chunk_count; c++)
+        rs_bind_experts(e->state->space, world, e->ranges, &e->chunks[c].shape);
+    if (world->twins != MPI_COMM_NULL)
+        RS_TRY(rs_ordered_init(&e->twins, world->twins));
+    return rs_moe_comm_create(world->dispatch, &e->experts);
+}
+
 static rs_status make_stages(rs_trainer *e)
 {
-    rs_stage_tp tp = {.context = &e->tp, .sum = tp_sum, .maximum = tp_maximum};
+    rs_stage_tp groups = {0};
+    if (e->world->layout.tp > 1)
+        groups = (rs_stage_tp){.context = &e->tp, .sum = tp_sum, .maximum = tp_maximum};
+    if (e->experts != NULL)
+        groups.experts = rs_moe_comm_group(e->experts);
     for (int c = 0; c < e->chunk_count; c++) {
         rs_chunk *chunk = &e->chunks[c];
-        RS_TRY(rs_stage_create(&chunk->shape, e->world->layout.tp > 1 ? &tp : NULL, &chunk->stage));
+        RS_TRY(rs_stage_create(&chunk->shape, &groups, &chunk->stage));
         rs_stage_announce(chunk->stage, &(rs_stage_blocks){e->supply, enter, leave});
     }
     return RS_OK;
+}
+
+/* One rank of each tp group watches. */
+static rs_status make_watch(rs_trainer *e, const rs_train_options *options)
+{
+    char path[RS_TRAIN_PATH + 64];
+    if (e->experts == NULL || e->world->at.tp > 0)
+        return RS_OK;
+    snprintf(path, sizeof path, "%s/routing-%d.txt", options->job, e->world->rank);
+    return rs_moe_watch_create(
+        &e->chunks[0].shape.model, options->fault.routing ? path : NULL, &e->watch);
 }
 
 rs_status rs_trainer_create(const rs_train_options *options, const rs_model *model,
@@ -235,10 +288,13 @@ rs_status rs_trainer_create(const rs_train_options *options, const rs_model *mod
     RS_TRY_GOTO(rs_ordered_init(&e->tp, world->tp), fail);
     RS_TRY_GOTO(make_chunks(e, options, model), fail);
     RS_TRY_GOTO(make_shared(e), fail);
+    if (model->experts > 0)
+        RS_TRY_GOTO(make_experts(e), fail);
     RS_TRY_GOTO(make_supply(e, rs_train_optimizer(options)), fail);
     RS_TRY_GOTO(make_stages(e), fail);
+    RS_TRY_GOTO(make_watch(e, options), fail);
     rs_pipeline_setup setup = {world, &e->schedule, data, e->chunks, options->global_batch,
-        options->micro_batch, options->seq, model->hidden};
+        options->micro_batch, options->seq, model->hidden, e->watch};
     RS_TRY_GOTO(rs_pipeline_create(&setup, &e->pipeline), fail);
     *out = e;
     return RS_OK;
@@ -265,6 +321,10 @@ void rs_trainer_destroy(rs_trainer *e)
     }
     free(e->chunks);
     rs_schedule_fini(&e->schedule);
+    rs_moe_watch_destroy(e->watch);
+    rs_moe_comm_destroy(e->experts);
+    free(e->ranges);
+    rs_ordered_fini(&e->twins);
     rs_ordered_fini(&e->tp);
     free(e);
 }
@@ -274,6 +334,8 @@ void rs_trainer_destroy(rs_trainer *e)
 rs_status rs_trainer_gradients(rs_trainer *e, int64_t step, double *loss_sum, double *square)
 {
     rs_supply_begin(e->supply);
+    if (e->watch != NULL)
+        rs_moe_watch_begin(e->watch, step);
     RS_TRY(rs_pipeline_run(e->pipeline, step, loss_sum));
     if (e->world->at.tp > 0)
         *loss_sum = 0;
@@ -281,6 +343,11 @@ rs_status rs_trainer_gradients(rs_trainer *e, int64_t step, double *loss_sum, do
     rs_tied_reduce(e->tied);
     *square = rs_update_norm(e->update, rs_supply_reduced(e->supply));
     return RS_OK;
+}
+
+rs_moe_totals rs_trainer_routing(const rs_trainer *e)
+{
+    return e->watch != NULL ? rs_moe_watch_totals(e->watch) : (rs_moe_totals){0};
 }
 
 void rs_trainer_update(rs_trainer *e, const rs_update_rate *rate)

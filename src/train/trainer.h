@@ -9,6 +9,7 @@
 
 #include "reshard/model.h"
 #include "train/data.h"
+#include "train/moe_watch.h"
 #include "train/state.h"
 #include "train/train.h"
 #include "train/update.h"
@@ -28,6 +29,10 @@ void rs_trainer_destroy(rs_trainer *trainer);
  */
 rs_status rs_trainer_gradients(
     rs_trainer *trainer, int64_t step, double *loss_sum, double *square) RS_MUST_CHECK;
+
+/* What the step's routers did, where this rank counts (tp rank 0 of each stage); else, and of a
+ * model without experts, zeros. Local. */
+rs_moe_totals rs_trainer_routing(const rs_trainer *trainer);
 
 /* Updates the state, and gathers the parameters that other replicas update. Collective over the
  * layout. */

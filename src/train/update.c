@@ -182,9 +182,9 @@ static rs_status make_families(rs_update *update, size_t **family_of)
     return RS_OK;
 }
 
-/* Chunks of the piece of `rank`, which has this one's slice, in the order of its cells: of each
- * tensor, those of the role that says who updates it. */
-static rs_status add_piece(rs_update *update, int rank, const size_t *family_of)
+/* Chunks of the piece of `rank` on a mesh, on which it has this one's slice, in the order of its
+ * cells: of each tensor, those of the role that says who updates it. */
+static rs_status add_piece(rs_update *update, int mesh, int rank, const size_t *family_of)
 {
     const rs_state *state = update->state;
     bool own = rank == state->rank;
@@ -195,7 +195,8 @@ static rs_status add_piece(rs_update *update, int rank, const size_t *family_of)
         RS_TRY(rs_sums_create(state->flat, rank, &sums));
     const rs_cell *cells = rs_sums_cells(sums, &count);
     for (size_t i = 0; i < count; i++)
-        if (cells[i].role == rs_state_update_role(state, cells[i].tensor))
+        if (cells[i].role == rs_state_update_role(state, cells[i].tensor) &&
+            rs_group_mesh(rs_space_tensor(state->space, cells[i].tensor)) == mesh)
             RS_TRY_GOTO(add_cell(update, &cells[i], own ? family_of[i] : 0, own), done);
 done:
     if (!own)
@@ -205,20 +206,20 @@ done:
 
 /* The pieces that this rank updates: its own, or, where the optimizer is not sharded, those of its
  * whole group. */
-static rs_status add_pieces(rs_update *update, const size_t *family_of)
+static rs_status add_pieces(rs_update *update, int mesh, const size_t *family_of)
 {
     const rs_state *state = update->state;
-    int size = rs_layout_shard_group(&state->layout, false);
+    int size = rs_layout_shard_group(&state->layout, mesh == RS_MESH_EXPERTS);
     if (state->layout.zero > 0)
-        return add_piece(update, state->rank, family_of);
+        return add_piece(update, mesh, state->rank, family_of);
     int *ranks = rs_calloc((size_t)size, sizeof *ranks);
     if (ranks == NULL)
         return rs_error_memory((size_t)size * sizeof *ranks);
     rs_group_ranks(
-        &state->layout, state->rank, rs_layout_coords(&state->layout, state->rank).pp, ranks);
+        &state->layout, mesh, state->rank, rs_layout_coords(&state->layout, state->rank).pp, ranks);
     rs_status status = RS_OK;
     for (int m = 0; m < size && status == RS_OK; m++)
-        status = add_piece(update, ranks[m], family_of);
+        status = add_piece(update, mesh, ranks[m], family_of);
     free(ranks);
     return status;
 }
@@ -275,7 +276,8 @@ rs_status rs_update_create(
     RS_TRY_GOTO(make_keys(update), done);
     RS_TRY_GOTO(rs_sums_create(state->flat, state->rank, &update->sums), done);
     RS_TRY_GOTO(make_families(update, &family_of), done);
-    RS_TRY_GOTO(add_pieces(update, family_of), done);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        RS_TRY_GOTO(add_pieces(update, mesh, family_of), done);
     size_t chunks = update->chunks.count, roles = (size_t)rs_space_role_count(state->space);
     update->squares = rs_calloc(chunks, sizeof *update->squares);
     update->chunk_sums = rs_calloc(chunks, roles * sizeof *update->chunk_sums);

@@ -8,22 +8,40 @@
 #include "base/error.h"
 #include "train/group.h"
 
-enum { SLICE_ALL, SLICE_TP, SLICE_SHARD, SLICE_ACROSS, SLICES };
+enum {
+    SLICE_ALL,
+    SLICE_TP,
+    SLICE_SHARD,
+    SLICE_ACROSS,
+    SLICES_DENSE, /* those of experts follow */
+    SLICE_EXPERT_SHARD = SLICES_DENSE,
+    SLICE_EXPERT_ACROSS,
+    SLICE_DISPATCH,
+    SLICE_TWINS,
+    SLICES
+};
 
 #define TAG 73
+
+static void forget(rs_world *world)
+{
+    world->all = world->tp = world->dispatch = world->twins = MPI_COMM_NULL;
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        world->shard[mesh] = world->across[mesh] = MPI_COMM_NULL;
+}
 
 void rs_world_none(rs_world *world)
 {
     *world = (rs_world){.built = SLICES};
-    world->job = world->all = world->tp = MPI_COMM_NULL;
-    world->shard = world->across = MPI_COMM_NULL;
+    world->job = MPI_COMM_NULL;
+    forget(world);
 }
 
-void rs_world_init(rs_world *world, const rs_layout *layout, MPI_Comm job)
+void rs_world_init(rs_world *world, const rs_layout *layout, int64_t experts, MPI_Comm job)
 {
-    *world = (rs_world){.layout = *layout, .size = rs_layout_world(layout), .job = job};
-    world->all = world->tp = MPI_COMM_NULL;
-    world->shard = world->across = MPI_COMM_NULL;
+    *world = (rs_world){
+        .layout = *layout, .size = rs_layout_world(layout), .job = job, .experts = experts};
+    forget(world);
     MPI_Comm_rank(job, &world->rank);
     world->member = world->rank < world->size;
     if (world->member)
@@ -43,12 +61,56 @@ static void build_all(rs_world *world)
     MPI_Group_free(&everyone);
 }
 
+/* The number of this rank's slice on a mesh, among those of all stages. */
+static int slice_of(const rs_world *world, int mesh)
+{
+    const rs_coords *at = &world->at;
+    const rs_layout *layout = &world->layout;
+    if (mesh == RS_MESH_DENSE)
+        return at->pp * layout->tp + at->tp;
+    return (at->pp * layout->ep + at->ep) * rs_layout_etp(layout) + at->etp;
+}
+
+static void build_shard(rs_world *world, int mesh)
+{
+    const rs_layout *layout = &world->layout;
+    bool experts = mesh == RS_MESH_EXPERTS;
+    int spread = experts ? rs_layout_edp(layout) : layout->dp * layout->cp;
+    int size = rs_layout_shard_group(layout, experts);
+    int place = rs_group_place(layout, mesh, world->rank);
+    MPI_Comm_split(world->all, slice_of(world, mesh) * (spread / size) + place / size, world->rank,
+        &world->shard[mesh]);
+}
+
+static void build_across(rs_world *world, int mesh)
+{
+    const rs_layout *layout = &world->layout;
+    int size = rs_layout_shard_group(layout, mesh == RS_MESH_EXPERTS);
+    int place = rs_group_place(layout, mesh, world->rank);
+    MPI_Comm_split(
+        world->all, slice_of(world, mesh) * size + place % size, world->rank, &world->across[mesh]);
+}
+
+/* Each expert has one ep rank, or several where these are more than experts. */
+static void build_twins(rs_world *world)
+{
+    const rs_coords *at = &world->at;
+    const rs_layout *layout = &world->layout;
+    if (layout->ep <= world->experts)
+        return;
+    const rs_tensor like = {
+        .ndim = 1, .shape = {world->experts}, .axis = {RS_AXIS_EXPERT}, .name = "expert"};
+    int64_t expert, end;
+    rs_layout_ep_range(layout, &like, 0, at->ep, &expert, &end);
+    int slice = (at->pp * rs_layout_edp(layout) + at->edp) * rs_layout_etp(layout) + at->etp;
+    int color = slice * (int)world->experts + (int)expert;
+    MPI_Comm_split(world->all, color, at->ep, &world->twins);
+}
+
 bool rs_world_build(rs_world *world)
 {
     const rs_coords *at = &world->at;
     const rs_layout *layout = &world->layout;
-    int slice = at->pp * layout->tp + at->tp, spread = layout->dp * layout->cp;
-    int size = rs_layout_shard_group(layout, false), place = rs_group_place(layout, world->rank);
     switch (world->built) {
     case SLICE_ALL:
         build_all(world);
@@ -58,16 +120,30 @@ bool rs_world_build(rs_world *world)
             world->all, (at->pp * layout->dp + at->dp) * layout->cp + at->cp, at->tp, &world->tp);
         break;
     case SLICE_SHARD:
-        MPI_Comm_split(
-            world->all, slice * (spread / size) + place / size, world->rank, &world->shard);
+        build_shard(world, RS_MESH_DENSE);
         break;
     case SLICE_ACROSS:
-        MPI_Comm_split(world->all, slice * size + place % size, world->rank, &world->across);
+        build_across(world, RS_MESH_DENSE);
+        break;
+    case SLICE_EXPERT_SHARD:
+        build_shard(world, RS_MESH_EXPERTS);
+        break;
+    case SLICE_EXPERT_ACROSS:
+        build_across(world, RS_MESH_EXPERTS);
+        break;
+    case SLICE_DISPATCH:
+        MPI_Comm_split(world->all, at->pp * rs_layout_edp(layout) + at->edp,
+            at->ep * rs_layout_etp(layout) + at->etp, &world->dispatch);
+        break;
+    case SLICE_TWINS:
+        build_twins(world);
         break;
     default:
         return true;
     }
     world->built++;
+    if (world->built == SLICES_DENSE && world->experts == 0)
+        world->built = SLICES;
     return rs_world_is_built(world);
 }
 
@@ -84,8 +160,12 @@ static void free_comm(MPI_Comm *comm)
 
 void rs_world_fini(rs_world *world)
 {
-    free_comm(&world->across);
-    free_comm(&world->shard);
+    free_comm(&world->twins);
+    free_comm(&world->dispatch);
+    for (int mesh = RS_MESHES_BOTH - 1; mesh >= 0; mesh--) {
+        free_comm(&world->across[mesh]);
+        free_comm(&world->shard[mesh]);
+    }
     free_comm(&world->tp);
     free_comm(&world->all);
 }

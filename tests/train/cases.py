@@ -24,6 +24,7 @@ def case(function):
 
 def against_oracle(j, model, layouts, tolerance=1e-4, **changes):
     losses, content = oracle(model)
+    results = []
     for layout, ranks in layouts:
         result = j.run(ranks, model=os.path.join(jobs.HERE, "models", model), layout=layout,
                        steps=content["steps"], global_batch=content["global_batch"], seq=content["seq"],
@@ -34,6 +35,8 @@ def against_oracle(j, model, layouts, tolerance=1e-4, **changes):
             check(abs(norms[step] - wanted) <= 10 * tolerance * wanted,
                   f"{model} {layout}: step {step} has gradient norm {norms[step]}, wanted {wanted}")
         print(f"{model} {layout} on {ranks}: worst relative difference {worst:.2g}, {result.seconds:.1f} s")
+        results.append(result)
+    return results
 
 
 @case

@@ -598,8 +598,9 @@ static void grouped_and_single(void **state)
 static void tiny_models(void **state)
 {
     (void)state;
-    static const char *const names[] = {"mixtral-tiny", "qwen3-moe-tiny", "deepseek-tiny"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {
+        "mixtral-tiny", "qwen3-moe-tiny", "qwen2-moe-tiny", "deepseek-tiny"};
+    for (int i = 0; i < 4; i++) {
         rs_model model;
         rs_space *space;
         assert_int_equal(rs_model_load(names[i], &model), RS_OK);

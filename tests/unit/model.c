@@ -67,6 +67,7 @@ static void test_presets(void **state)
         {"deepseek-v3", 671026419200 + 11610068224, 27},
         {"mixtral-tiny", 9578752, 13},
         {"qwen3-moe-tiny", 7031296, 14},
+        {"qwen2-moe-tiny", 5512192, 23},
         {"deepseek-tiny", 8397152, 27},
         {"gpt2-tiny", 834304, 20},
     };
@@ -88,7 +89,7 @@ static void test_presets(void **state)
         assert_int_equal(rs_space_bytes(space, -1), 14 * rows[i].elements - 10 * biases);
         assert_int_equal(rs_space_layer_count(space), model.layers + model.mtp_layers);
         assert_int_equal(rs_space_expert_count(space), model.experts);
-        bool trainable = model.experts == 0 && model.kv_rank == 0 && model.positions == 0;
+        bool trainable = model.kv_rank == 0 && model.positions == 0;
         assert_int_equal(
             rs_model_check_trainable(&model, 1 << 20), trainable ? RS_OK : RS_ERR_UNSUPPORTED);
         rs_space_destroy(space);
@@ -401,8 +402,14 @@ static void test_expert_families(void **state)
     assert_true(m.experts == 8 && m.experts_per_token == 2 && m.expert_ffn == 100);
     assert_true(m.norm_topk && m.shared_ffn == 0 && m.dense_first == 0 && m.aux_loss == 0.001);
     assert_true(m.rope_theta == 1000000 && m.sliding_window == 0 && !m.qk_norm);
+    assert_int_equal(rs_model_check_trainable(&m, 16), RS_OK);
+    m.router_bias = true;
     assert_int_equal(rs_model_check_trainable(&m, 16), RS_ERR_UNSUPPORTED);
-    assert_non_null(strstr(rs_error_message(), "8 experts"));
+    assert_non_null(strstr(rs_error_message(), "router chooses"));
+    m.router_bias = false;
+    m.mtp_layers = 2;
+    assert_int_equal(rs_model_check_trainable(&m, 16), RS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(rs_error_message(), "2 layers of multi-token prediction"));
 #define QWEN "\"num_experts\":60,\"num_experts_per_tok\":4,\"moe_intermediate_size\":44," SIZES REST
     assert_int_equal(load_text("{\"model_type\":\"qwen2_moe\",\"norm_topk_prob\":true,"
                                "\"shared_expert_intermediate_size\":90,\"router_aux_loss_coef\":0,"

@@ -504,6 +504,41 @@ static void test_slots(void **state)
     decoder_destroy(&got);
 }
 
+/* What is frozen has no gradient; the others are what they were. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    uint8_t bytes[4] = {1, 2, 3, 4};
+    rs_model m = shared_model(4, 2, 3);
+    rs_stage_shape shape = whole_shape(&m, 4, 1, 1);
+    decoder weights = random_decoder(&shape, 12);
+    decoder wanted = decoder_create(&shape, 0);
+    run_whole(&shape, &weights, &wanted, 1, bytes, bytes, 0.5f);
+    for (int f = 0; f < FIELDS; f++) {
+        if (fields[f].need < SPARSE || fields[f].need > SWITCH)
+            continue;
+        decoder got = decoder_create(&shape, 0);
+        for (int64_t l = 1; l < m.layers; l++)
+            *field_place(&got, &fields[f], l) = NULL;
+        run_whole(&shape, &weights, &got, 1, bytes, bytes, 0.5f);
+        for (int64_t i = 0; i < got.elements; i++)
+            assert_true(got.memory[i] == wanted.memory[i] || got.memory[i] == 0);
+        for (int64_t l = 1; l < m.layers; l++)
+            *field_place(&got, &fields[f], l) =
+                got.memory + (*field_place(&wanted, &fields[f], l) - wanted.memory);
+        for (int g = 0; g < FIELDS; g++)
+            for (int64_t l = 1; l < m.layers && per_layer(&fields[g]); l++)
+                for (int64_t i = 0;
+                     has_in_layer(&shape, &fields[g], l) && i < field_elements(&shape, &fields[g]);
+                     i++)
+                    assert_true((*field_place(&got, &fields[g], l))[i] ==
+                                (f == g ? 0 : (*field_place(&wanted, &fields[g], l))[i]));
+        decoder_destroy(&got);
+    }
+    decoder_destroy(&weights);
+    decoder_destroy(&wanted);
+}
+
 /* Whichever allocation fails, of making a stage and of its first micro-batch: an error, and
  * nothing left behind (the leak checker looks). */
 static void test_no_memory(void **state)
@@ -566,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_meshes),
         cmocka_unit_test(test_empty_ranks),
         cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_refusals),
     };
