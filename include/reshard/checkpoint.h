@@ -24,6 +24,8 @@
 #include "reshard/box.h"
 #include "reshard/dialect.h"
 #include "reshard/dtype.h"
+#include "reshard/memory.h"
+#include "reshard/placement.h"
 #include "reshard/space.h"
 #include "reshard/status.h"
 
@@ -110,6 +112,15 @@ int64_t rs_checkpoint_entry_bytes(const rs_checkpoint_entry *entry);
  */
 rs_status rs_checkpoint_read(const rs_checkpoint *checkpoint, size_t index, const rs_box *box,
     void *buffer, size_t bytes) RS_MUST_CHECK;
+
+/*
+ * Reads all shards of `holder` into its memory: a rank's part under any layout, out of a checkpoint
+ * of any format that has the space's names (rs_checkpoint_rename). `*bytes` (may be NULL) gets
+ * theirs. RS_ERR_NOT_FOUND names a tensor or role that lacks, RS_ERR_MISMATCH one of another shape
+ * or dtype. Memory: 25 MiB beside the holder's.
+ */
+rs_status rs_checkpoint_load(const rs_checkpoint *checkpoint, const rs_placement *placement,
+    int holder, const rs_memory *memory, int64_t *bytes) RS_MUST_CHECK;
 
 #define RS_CHECKPOINT_ELEMENT 80
 

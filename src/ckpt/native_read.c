@@ -230,15 +230,18 @@ static rs_status read_content(reading *r)
     json_t *step = json_object_get(r->root, "step"), *extras = json_object_get(r->root, "extras");
     json_t *facts = json_object_get(r->root, "facts");
     size_t i;
+    json_t *job = json_object_get(r->root, "job"), *world = json_object_get(r->root, "world");
     if (!json_is_array(tensors) || !json_is_array(files) || !json_is_string(layout) ||
-        !json_is_integer(step) || !json_is_object(extras))
-        return bad(r, "lacks one of \"tensors\", \"files\", \"layout\", \"step\", \"extras\"");
+        !json_is_integer(step) || !json_is_object(extras) || !json_is_string(job) ||
+        !json_is_integer(world))
+        return bad(r, "lacks one of \"tensors\", \"files\", \"layout\", \"step\", \"extras\", "
+                      "\"job\", \"world\"");
     json_t *sums = json_object();
-    RS_TRY(rs_catalog_extra(r->catalog, "step", json_incref(step)));
-    RS_TRY(rs_catalog_extra(r->catalog, "job", json_incref(json_object_get(r->root, "job"))));
-    RS_TRY(rs_catalog_extra(r->catalog, "world", json_incref(json_object_get(r->root, "world"))));
-    RS_TRY(rs_catalog_extra(r->catalog, "extras", json_incref(extras)));
     RS_TRY(rs_catalog_extra(r->catalog, "sums", sums));
+    RS_TRY(rs_catalog_extra(r->catalog, "step", json_incref(step)));
+    RS_TRY(rs_catalog_extra(r->catalog, "job", json_incref(job)));
+    RS_TRY(rs_catalog_extra(r->catalog, "world", json_incref(world)));
+    RS_TRY(rs_catalog_extra(r->catalog, "extras", json_incref(extras)));
     if (facts != NULL && !json_is_object(facts))
         return bad(r, "\"facts\" is no object");
     r->catalog->model = json_pack("{s:o,s:o}", "facts",

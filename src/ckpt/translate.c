@@ -283,6 +283,21 @@ static rs_status note(inward *w, int id, const rs_foreign *foreign, bool scalar)
     return RS_OK;
 }
 
+/* What the dialect knows an entry as: under its name, or under another one that is tied to it. */
+static rs_status look_up(const inward *w, int id, rs_foreign *out)
+{
+    const char *name = about(w->t.from, id)->name;
+    rs_status status = rs_dialect_lookup(w->t.dialect, w->t.space, name, out);
+    for (size_t i = 0; i < w->t.from->entries.count && status == RS_ERR_NOT_FOUND; i++) {
+        const rs_catalog_entry *other = rs_catalog_get(w->t.from, (int)i);
+        if (other->how == RS_ENTRY_ALIAS && strcmp(other->is.alias_of, name) == 0)
+            status = rs_dialect_lookup(w->t.dialect, w->t.space, other->is.name, out);
+    }
+    /* The message is to be about the name that it has. */
+    return status == RS_ERR_NOT_FOUND ? rs_dialect_lookup(w->t.dialect, w->t.space, name, out)
+                                      : status;
+}
+
 /* What one entry is: part of canonical tensors, nothing that counts, or kept as it is. */
 static rs_status take_entry(inward *w, int id)
 {
@@ -293,7 +308,7 @@ static rs_status take_entry(inward *w, int id)
     rs_foreign foreign = {0};
     if (entry->how == RS_ENTRY_ALIAS)
         return RS_OK;
-    rs_status status = rs_dialect_lookup(w->t.dialect, w->t.space, entry->is.name, &foreign);
+    rs_status status = look_up(w, id, &foreign);
     if (status == RS_ERR_NOT_FOUND) {
         if (rs_dialect_ignores(w->t.dialect, entry->is.name))
             return RS_OK;

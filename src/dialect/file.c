@@ -70,6 +70,21 @@ static rs_status read_braces(const reading *r, const char *text, size_t length, 
     return RS_OK;
 }
 
+/* A number ends where no digit follows; so none may, wherever optional text is left out. */
+static rs_status check_numbers(const reading *r, const pattern *p)
+{
+    for (size_t i = 0; i < p->count; i++) {
+        bool number = p->tokens[i].kind >= TOKEN_INDEX, open = number;
+        for (size_t k = i + 1; k < p->count && open; k++) {
+            const token *next = &p->tokens[k];
+            if (next->kind >= TOKEN_INDEX || isdigit((unsigned char)next->text[0]))
+                return bad(r, "a digit stands behind a number, which then has no end");
+            open = next->kind == TOKEN_OPTIONAL;
+        }
+    }
+    return RS_OK;
+}
+
 static rs_status read_pattern(const reading *r, const char *text, pattern *out)
 {
     size_t most = strlen(text) + 1;
@@ -109,7 +124,7 @@ static rs_status read_pattern(const reading *r, const char *text, pattern *out)
         }
         text = end + 1;
     }
-    return RS_OK;
+    return check_numbers(r, out);
 }
 
 /* ---- rules ---- */

@@ -90,7 +90,7 @@ static int64_t indices(const syn_run *run, const syn_param *p, int t, int64_t *o
 static int64_t *local_elements(
     const syn_run *run, const syn_param *p, int t, int64_t *shape, int64_t *count)
 {
-    int64_t along[4096];
+    static int64_t along[40000];
     int64_t n = indices(run, p, t, along);
     bool cut = p->cut != SYN_REPLICATED && p->cut != SYN_AVERAGED && p->ndim > 0;
     memcpy(shape, p->shape, sizeof p->shape);

@@ -11,7 +11,7 @@
 #include "reshard/checkpoint.h"
 
 #define SYN_TP 4
-#define SYN_PARTS 4
+#define SYN_PARTS 6
 
 typedef enum syn_cut {
     SYN_REPLICATED = 0,

@@ -1,0 +1,636 @@
+/*
+ * Troubles of others that checkpoints of these formats can express, beyond those of the other files
+ * here: fused tensors cut over ranks, adapters, second names, states that are no tensors, files
+ * that lack. Each test begins with its case numbers.
+ */
+#include "truth.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "build.h"
+#include "ckpt/publish.h"
+#include "reshard/convert.h"
+#include "reshard/dialect.h"
+#include "reshard/layout.h"
+#include "reshard/native.h"
+#include "synthetic.h"
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        if ((call) != RS_OK)                                                                       \
+            fail_msg("%s", rs_error_message());                                                    \
+    } while (0)
+
+static char folder[256];
+
+static void good(const syn_run *run)
+{
+    syn_write(run, folder);
+    syn_compare(run, folder);
+    syn_remove(folder);
+}
+
+static void expect_message(const char *why)
+{
+    if (strstr(rs_error_message(), why) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", rs_error_message(), why);
+}
+
+static rs_checkpoint *opened(const char *path)
+{
+    rs_checkpoint *checkpoint;
+    OK(rs_checkpoint_open(path, NULL, &checkpoint));
+    return checkpoint;
+}
+
+static const rs_checkpoint_entry *entry_of(
+    const rs_checkpoint *checkpoint, const char *name, const char *role)
+{
+    int64_t index = rs_checkpoint_find(checkpoint, name, role);
+    return index < 0 ? NULL : rs_checkpoint_entry_at(checkpoint, (size_t)index);
+}
+
+static float at(const rs_checkpoint *checkpoint, const char *name, const char *role, int64_t i,
+    int64_t j, int64_t k)
+{
+    int64_t index = rs_checkpoint_find(checkpoint, name, role);
+    if (index < 0)
+        fail_msg("no %s of %s", role, name);
+    const rs_checkpoint_entry *entry = rs_checkpoint_entry_at(checkpoint, (size_t)index);
+    rs_box box = {.ndim = entry->ndim, .offset = {i, j, k}, .extent = {1, 1, 1}};
+    float value;
+    OK(rs_checkpoint_read(checkpoint, (size_t)index, &box, &value, sizeof value));
+    return value;
+}
+
+/* A03: one of 12 ranks' files is gone: named by its number, not a shorter tensor. */
+static void test_a03(void **state)
+{
+    (void)state;
+    for (int stage = 1; stage <= 3; stage++) {
+        syn_run run = syn_usual(1, 12, stage);
+        syn_add(&run, "w", SYN_REPLICATED, 0, 1, 120, 0);
+        good(&run);
+        syn_write(&run, folder);
+        assert_int_equal(unlink(in_folder(folder, "zero_pp_rank_7_mp_rank_00_optim_states.pt")), 0);
+        assert_int_equal(read_everything(folder, NULL), RS_ERR_MALFORMED);
+        expect_message("7");
+        expect_message("of 12");
+        syn_remove(folder);
+    }
+}
+
+/* B01: one key head on four ranks: copies, not shares; one that differs is told. B12: a table of
+ * 32768 rows. B13: adapters, whose halves follow the side of their base. */
+static void test_cut_sides(void **state)
+{
+    (void)state;
+    syn_run run = syn_usual(4, 2, 1);
+    syn_add(&run, "q", SYN_ROWS, 0, 2, 32, 32);
+    syn_add(&run, "k", SYN_REPLICATED, 0, 2, 4, 32);
+    syn_add(&run, "v", SYN_REPLICATED, 0, 2, 4, 32);
+    good(&run);
+    syn_write(&run, folder);
+    rs_checkpoint *checkpoint = opened(folder);
+    const rs_checkpoint_entry *k = entry_of(checkpoint, "k", "param");
+    assert_true(k->shape[0] == 4 && k->copies == 4);
+    rs_checkpoint_close(checkpoint);
+    syn_remove(folder);
+    run.differs = 2;
+    syn_write(&run, folder);
+    checkpoint = opened(folder);
+    OK(rs_checkpoint_check(checkpoint));
+    bool told = false;
+    for (size_t i = 0; i < rs_checkpoint_warning_count(checkpoint); i++)
+        told = told || strstr(rs_checkpoint_warning_at(checkpoint, i),
+                           "copies of param of \"k\" differ in 1 elements: at [0,2]") != NULL;
+    assert_true(told);
+    rs_checkpoint_close(checkpoint);
+    syn_remove(folder);
+    run = syn_usual(4, 1, 1);
+    syn_add(&run, "embedding", SYN_ROWS, 0, 2, 32768, 2);
+    good(&run);
+    for (int stage = 1; stage <= 3; stage += 2) {
+        run = syn_usual(2, 2, stage);
+        syn_add(&run, "column.lora_A", SYN_REPLICATED, 0, 2, 2, 6);
+        syn_add(&run, "column.lora_B", SYN_ROWS, 0, 2, 8, 2);
+        syn_add(&run, "row.lora_A", SYN_COLUMNS, 0, 2, 2, 8);
+        syn_add(&run, "row.lora_B", SYN_REPLICATED, 0, 2, 6, 2);
+        good(&run);
+    }
+}
+
+/* B07: six segments in one projection, of which each rank has its share. B08: gate rows behind the
+ * block of queries, keys and values; sizes that do not add up are refused. */
+static void test_packed(void **state)
+{
+    (void)state;
+    static const int64_t segments[] = {4, 4, 8, 8, 2, 2};
+    for (int stage = 1; stage <= 3; stage += 2) {
+        syn_run run = syn_usual(2, 3, stage);
+        syn_param *packed = syn_add(&run, "in_proj", SYN_PARTED, 0, 2, 28, 3);
+        packed->parts = 6;
+        memcpy(packed->sizes, segments, sizeof segments);
+        syn_param *gated = syn_add(&run, "qkv_gate", SYN_PARTED, 0, 2, 32, 3);
+        gated->parts = 2;
+        gated->sizes[0] = 24;
+        gated->sizes[1] = 8;
+        good(&run);
+        /* Rank 1 begins with rows 2, 3 of the first segment and 6, 7 of the second. */
+        syn_write(&run, folder);
+        rs_checkpoint *checkpoint = opened(folder);
+        for (int64_t row = 0; row < 28; row++)
+            assert_true(
+                at(checkpoint, "in_proj", "master", row, 1, 0) == syn_value(1, 0, 3 * row + 1));
+        rs_checkpoint_close(checkpoint);
+        syn_remove(folder);
+    }
+}
+
+/* B02, B03: queries, keys and values of two groups in one tensor of 24 rows, cut over four ranks in
+ * contiguous rows; taken apart by a dialect, in all roles, from under ZeRO. */
+static void test_groups(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"dialect\":\"own\",\"tensors\":[{\"name\":\"l.{0}.qkv\",\"groups\":2,"
+        "\"of\":[\"q\",\"k\",\"v\"]},{\"name\":\"*\",\"of\":\"*\"}]}";
+    static const int rows[3][16] = {
+        {0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 15, 16, 17, 18, 19}, {8, 9, 20, 21}, {10, 11, 22, 23}};
+    static const char *const names[] = {"q", "k", "v"};
+    static const char *const roles[] = {"master", "exp_avg", "exp_avg_sq"};
+    rs_dialect *dialect;
+    rs_space *space;
+    OK(rs_dialect_parse(text, sizeof text - 1, "own", &dialect));
+    OK(rs_space_create(&space));
+    for (int i = 0; i < 3; i++) {
+        rs_tensor tensor = {.name = names[i], .ndim = 3, .shape = {1, i == 0 ? 16 : 4, 4}};
+        OK(rs_space_add_tensor(space, &tensor, NULL));
+    }
+    for (int stage = 1; stage <= 3; stage++) {
+        syn_run run = syn_usual(4, 3, stage);
+        rs_checkpoint *own;
+        syn_add(&run, "l.0.qkv", SYN_ROWS, 0, 2, 24, 4);
+        syn_write(&run, folder);
+        rs_checkpoint *checkpoint = opened(folder);
+        rs_rename_options how = {.from = dialect, .space = space};
+        OK(rs_checkpoint_rename(checkpoint, &how, &own));
+        for (int r = 0; r < 3; r++)
+            for (int t = 0; t < 3; t++)
+                for (int i = 0; i < (t == 0 ? 16 : 4); i++)
+                    for (int j = 0; j < 4; j++)
+                        assert_true(at(own, names[t], roles[r], 0, i, j) ==
+                                    syn_value(r + 1, 0, 4 * rows[t][i] + j));
+        rs_checkpoint_close(own);
+        rs_checkpoint_close(checkpoint);
+        syn_remove(folder);
+    }
+    rs_space_destroy(space);
+    rs_dialect_destroy(dialect);
+}
+
+static int64_t file_bytes(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 ? (int64_t)info.st_size : -1;
+}
+
+/* C09: a second name is not written twice. C10: where the model's name is the second one, weights
+ * and moments are found through it. */
+static void test_ties(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"dialect\":\"own\",\"tensors\":[{\"name\":\"out.weight\",\"of\":\"tok\"},"
+        "{\"name\":\"norm\",\"of\":\"norm\"}]}";
+    char target[600];
+    snprintf(target, sizeof target, "%s/target", scratch_folder());
+    for (int stage = 1; stage <= 3; stage++) {
+        syn_run run = syn_usual(1, 2, stage);
+        rs_convert_options how = {.to = "safetensors"};
+        syn_add(&run, "tok.weight", SYN_REPLICATED, 0, 2, 16, 4);
+        syn_add(&run, "norm", SYN_REPLICATED, 0, 1, 4, 0);
+        run.alias = "out.weight";
+        syn_write(&run, folder);
+        rs_checkpoint *checkpoint = opened(folder), *written, *own;
+        OK(rs_convert(checkpoint, target, &how, NULL));
+        written = opened(target);
+        assert_int_equal(rs_checkpoint_count(written), 2);
+        assert_null(entry_of(written, "out.weight", "param"));
+        char head[8] = {0};
+        size_t length;
+        unsigned char *data = slurp(in_folder(target, "model.safetensors"), &length);
+        memcpy(head, data, 8);
+        uint64_t header;
+        memcpy(&header, head, 8);
+        free(data);
+        assert_int_equal(length - 8 - header, 4 * (64 + 4));
+        /* Aliases are looked through: what one names twice is in both. */
+        rs_compare_report report;
+        rs_compare_options roles = {.role = "param"};
+        OK(rs_compare(checkpoint, written, &roles, NULL, NULL, &report));
+        assert_int_equal(report.different, 0);
+        rs_checkpoint_close(written);
+        OK(rs_remove_folder(target));
+        rs_dialect *dialect;
+        rs_space *space;
+        rs_tensor tok = {.name = "tok", .ndim = 2, .shape = {16, 4}};
+        rs_tensor norm = {.name = "norm", .ndim = 1, .shape = {4}};
+        OK(rs_dialect_parse(text, sizeof text - 1, "own", &dialect));
+        OK(rs_space_create(&space));
+        OK(rs_space_add_tensor(space, &tok, NULL));
+        OK(rs_space_add_tensor(space, &norm, NULL));
+        rs_rename_options names = {.from = dialect, .space = space};
+        OK(rs_checkpoint_rename(checkpoint, &names, &own));
+        assert_true(at(own, "tok", "exp_avg", 3, 2, 0) == syn_value(2, 0, 14));
+        assert_true(at(own, "tok", "master", 15, 3, 0) == syn_value(1, 0, 63));
+        rs_checkpoint_close(own);
+        rs_space_destroy(space);
+        rs_dialect_destroy(dialect);
+        rs_checkpoint_close(checkpoint);
+        syn_remove(folder);
+    }
+    assert_int_equal(file_bytes(target), -1);
+}
+
+/* E08: frozen weights have their value, their type, and nothing else; no placeholder is written. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    static const char *const fixtures[] = {"deepspeed/z3-bf16-w4", "deepspeed/z2-fp32-w2"};
+    char path[1200], target[600];
+    snprintf(target, sizeof target, "%s/target", scratch_folder());
+    for (int i = 0; i < 2; i++) {
+        rs_convert_options how = {.to = "safetensors"};
+        snprintf(path, sizeof path, "%s/checkpoint", fixture_family(fixtures[i]));
+        rs_checkpoint *checkpoint = opened(path), *written;
+        const rs_checkpoint_entry *frozen = entry_of(checkpoint, "pos.weight", "param");
+        assert_true(frozen->stored && frozen->shape[0] == 13 && frozen->shape[1] == 24);
+        assert_int_equal(frozen->dtype, i == 0 ? RS_DTYPE_BF16 : RS_DTYPE_F32);
+        assert_null(entry_of(checkpoint, "pos.weight", "master"));
+        assert_null(entry_of(checkpoint, "pos.weight", "exp_avg"));
+        OK(rs_convert(checkpoint, target, &how, NULL));
+        written = opened(target);
+        const rs_checkpoint_entry *kept = entry_of(written, "pos.weight", "param");
+        assert_true(kept->shape[0] == 13 && kept->shape[1] == 24 && kept->dtype == frozen->dtype);
+        for (size_t k = 0; k < rs_checkpoint_count(written); k++)
+            assert_true(rs_checkpoint_entry_bytes(rs_checkpoint_entry_at(written, k)) > 0);
+        rs_checkpoint_close(written);
+        rs_checkpoint_close(checkpoint);
+        OK(rs_remove_folder(target));
+    }
+}
+
+/* E05: each pipeline stage has its own groups and options; none wins. */
+static void test_e05(void **state)
+{
+    (void)state;
+    char path[1200], *text;
+    snprintf(path, sizeof path, "%s/checkpoint", fixture_family("deepspeed3d/pp2-z1-fp32-w2"));
+    rs_checkpoint *checkpoint = opened(path);
+    OK(rs_checkpoint_extras(checkpoint, &text));
+    json_t *extras = json_loads(text, 0, NULL);
+    const json_t *stages = json_object_get(extras, "param_groups");
+    assert_int_equal(json_array_size(stages), 2);
+    for (size_t s = 0; s < 2; s++) {
+        const json_t *groups = json_array_get(stages, s);
+        assert_int_equal(json_array_size(groups), 2);
+        assert_true(json_real_value(json_object_get(json_array_get(groups, 0), "lr")) == 0.003);
+        assert_true(json_real_value(json_object_get(json_array_get(groups, 1), "lr")) == 0.001);
+    }
+    json_decref(extras);
+    free(text);
+    rs_checkpoint_close(checkpoint);
+}
+
+/* E09: a mark amid an optimizer's tensors. E11: keys that are numbers, and keys with dots. H09:
+ * bytes of a module that are no tensor, also none at all. All are read by their path, carried, and
+ * not taken for tensors. */
+static void test_no_tensors(void **state)
+{
+    (void)state;
+    static const char stream[] = "c_io\nBytesIO\nC\004abcd\205R",
+                      empty[] = "c_io\nBytesIO\nC\000\205R";
+    const char *path = in_folder(scratch_folder(), "marks.pt");
+    float numbers[4] = {1, 2, 3, 4};
+    uint8_t bytes[4] = {9, 8, 7, 6};
+    int64_t four = 4;
+    build b = {0};
+    char kept[512], *text;
+    snprintf(kept, sizeof kept, "%s", path);
+    build_dict(&b);
+    build_text(&b, "optimizer");
+    build_dict(&b);
+    build_text(&b, "state");
+    build_dict(&b);
+    build_int(&b, 0);
+    build_dict(&b);
+    build_text(&b, "step");
+    build_tensor(&b, RS_DTYPE_F32, 0, NULL, numbers);
+    build_text(&b, "exp_avg");
+    build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+    build_text(&b, "padding");
+    build_bool(&b, 1);
+    build_dict_end(&b);
+    build_dict_end(&b);
+    build_dict_end(&b);
+    build_text(&b, "module");
+    build_dict(&b);
+    build_text(&b, "model.layers.0.w");
+    build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+    build_text(&b, "layers.0._extra_state");
+    build_bytes(&b, stream, sizeof stream - 1);
+    build_text(&b, "layers.1._extra_state");
+    build_tensor(&b, RS_DTYPE_U8, 1, &four, bytes);
+    build_text(&b, "layers.2._extra_state");
+    build_bytes(&b, empty, sizeof empty - 1);
+    build_dict_end(&b);
+    build_dict_end(&b);
+    build_write(&b, kept, NULL);
+    rs_checkpoint *checkpoint = opened(kept);
+    assert_int_equal(rs_checkpoint_count(checkpoint), 4);
+    assert_non_null(entry_of(checkpoint, "optimizer.state.0.step", "param"));
+    assert_true(at(checkpoint, "optimizer.state.0.exp_avg", "param", 2, 0, 0) == 3);
+    assert_true(at(checkpoint, "module.model.layers.0.w", "param", 3, 0, 0) == 4);
+    assert_int_equal(
+        entry_of(checkpoint, "module.layers.1._extra_state", "param")->dtype, RS_DTYPE_U8);
+    OK(rs_checkpoint_extras(checkpoint, &text));
+    assert_non_null(strstr(text, "padding"));
+    assert_non_null(strstr(text, "layers.0._extra_state"));
+    assert_non_null(strstr(text, "layers.2._extra_state"));
+    free(text);
+    rs_checkpoint_close(checkpoint);
+}
+
+/* E14: whatever is done to a checkpoint, masters stay masters and moments moments; E12: weights of
+ * one shape do not change places. */
+static void test_kinds(void **state)
+{
+    (void)state;
+    static const char *const roles[] = {"master", "exp_avg", "exp_avg_sq"};
+    static const char *const formats[] = {"native", "torch"};
+    char target[600];
+    for (int stage = 1; stage <= 3; stage++)
+        for (int f = 0; f < 2; f++) {
+            syn_run run = syn_usual(2, 3, stage);
+            rs_convert_options how = {.to = formats[f]};
+            snprintf(target, sizeof target, "%s/kinds%s", scratch_folder(), f == 1 ? ".pt" : "");
+            syn_add(&run, "a", SYN_ROWS, 0, 1, 8, 0);
+            syn_add(&run, "b", SYN_REPLICATED, 0, 1, 8, 0);
+            syn_write(&run, folder);
+            rs_checkpoint *checkpoint = opened(folder), *written;
+            OK(rs_convert(checkpoint, target, &how, NULL));
+            written = opened(target);
+            for (int r = 0; r < 3; r++)
+                for (int64_t i = 0; i < 8; i++) {
+                    assert_true(at(written, "a", roles[r], i, 0, 0) == syn_value(r + 1, 0, i));
+                    assert_true(at(written, "b", roles[r], i, 0, 0) == syn_value(r + 1, 1, i));
+                }
+            rs_checkpoint_close(written);
+            rs_checkpoint_close(checkpoint);
+            syn_remove(folder);
+            if (f == 0)
+                OK(rs_remove_folder(target));
+            else
+                unlink(target);
+        }
+}
+
+/* H04, I12: views of one storage, beside each other, overlapping, turned: three tensors of their
+ * own bytes where they are written. */
+static void test_views(void **state)
+{
+    (void)state;
+    char path[512], target[600];
+    float numbers[100];
+    build b = {0};
+    rs_convert_options how = {.to = "safetensors"};
+    snprintf(path, sizeof path, "%s", in_folder(scratch_folder(), "views.pt"));
+    snprintf(target, sizeof target, "%s/target", scratch_folder());
+    for (int i = 0; i < 100; i++)
+        numbers[i] = (float)i;
+    build_dict(&b);
+    size_t storage = build_add_storage(&b, numbers, sizeof numbers);
+    build_text(&b, "a");
+    build_view(&b, RS_DTYPE_F32, storage, 100, 5, 1, (int64_t[]){95}, (int64_t[]){1});
+    build_text(&b, "b");
+    build_view(&b, RS_DTYPE_F32, storage, 100, 90, 2, (int64_t[]){5, 2}, (int64_t[]){2, 1});
+    build_text(&b, "turned");
+    build_view(&b, RS_DTYPE_F32, storage, 100, 0, 2, (int64_t[]){3, 4}, (int64_t[]){1, 3});
+    build_dict_end(&b);
+    build_write(&b, path, NULL);
+    rs_checkpoint *checkpoint = opened(path), *written;
+    OK(rs_convert(checkpoint, target, &how, NULL));
+    written = opened(target);
+    assert_true(
+        at(written, "a", "param", 0, 0, 0) == 5 && at(written, "b", "param", 4, 1, 0) == 99);
+    assert_true(at(written, "turned", "param", 2, 1, 0) == 5);
+    size_t length;
+    uint64_t header;
+    unsigned char *data = slurp(in_folder(target, "model.safetensors"), &length);
+    memcpy(&header, data, 8);
+    free(data);
+    assert_int_equal(length - 8 - header, 380 + 40 + 48);
+    rs_checkpoint_close(written);
+    rs_checkpoint_close(checkpoint);
+    OK(rs_remove_folder(target));
+}
+
+/* ---- native checkpoints ---- */
+
+static rs_space *flat_space(int64_t count)
+{
+    rs_space *space;
+    rs_role param = {"param", RS_DTYPE_F32, RS_ROLE_MODEL};
+    rs_role moment = {"exp_avg", RS_DTYPE_F32, RS_ROLE_OPTIMIZER};
+    rs_tensor p = {.name = "p", .ndim = 1, .shape = {count}};
+    OK(rs_space_create(&space));
+    OK(rs_space_add_role(space, &param, NULL));
+    OK(rs_space_add_role(space, &moment, NULL));
+    OK(rs_space_add_tensor(space, &p, NULL));
+    return space;
+}
+
+/* Element i of a role is 2i or 2i + 1. Saves from all ranks as `job`, or only prepares. */
+static rs_status save(const rs_space *space, const char *text, const char *path, const char *job)
+{
+    rs_layout layout;
+    rs_placement *placement;
+    rs_save_name name = {path, 1, job};
+    char *records[16] = {NULL};
+    OK(rs_layout_parse(text, &layout));
+    OK(rs_layout_placement(space, &layout, &placement));
+    int world = rs_layout_world(&layout);
+    rs_save_about about = {text, world, "{}"};
+    for (int r = 0; r < world; r++) {
+        rs_memory memory = {0};
+        rs_shard_list shards = {0};
+        rs_save *part = NULL;
+        OK(rs_memory_allocate(placement, r, &memory));
+        OK(rs_placement_shards(placement, r, -1, &shards));
+        for (size_t k = 0; k < shards.count; k++) {
+            float *data = rs_memory_shard(&memory, &shards.items[k]);
+            for (int64_t i = 0; i < shards.items[k].box.extent[0]; i++)
+                data[i] = (float)(2 * (shards.items[k].box.offset[0] + i) + shards.items[k].role);
+        }
+        OK(rs_save_begin(placement, r, &memory, &part));
+        OK(rs_save_write(part, &name));
+        OK(rs_save_record(part, &records[r]));
+        rs_save_destroy(part);
+        rs_shard_list_fini(&shards);
+        rs_memory_free(&memory);
+    }
+    rs_status status =
+        rs_save_commit(&name, space, &about, (const char *const *)records, (size_t)world);
+    for (int r = 0; r < world; r++)
+        free(records[r]);
+    rs_placement_destroy(placement);
+    return status;
+}
+
+/* A11: 1000 elements over 8 ranks, then 6, then 8: no padding anywhere. */
+static void test_a11(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "dp=8,zero=1,zero_cut=dim0", "dp=6,zero=1,zero_cut=dim0", "dp=8,zero=1,zero_cut=dim0"};
+    static const int64_t largest[] = {125, 167, 125};
+    rs_space *space = flat_space(1000);
+    char path[600];
+    snprintf(path, sizeof path, "%s/flat", scratch_folder());
+    for (int i = 0; i < 2; i++) {
+        rs_save_name name = {path, 1, "test"};
+        rs_native *native;
+        rs_layout layout;
+        rs_placement *placement;
+        OK(rs_save_prepare(&name));
+        OK(save(space, texts[i], path, "test"));
+        OK(rs_native_open_step(path, 1, &native));
+        OK(rs_layout_parse(texts[i + 1], &layout));
+        OK(rs_layout_placement(space, &layout, &placement));
+        int64_t all = 0;
+        for (int r = 0; r < rs_layout_world(&layout); r++) {
+            rs_memory memory = {0};
+            rs_shard_list shards = {0};
+            OK(rs_memory_allocate(placement, r, &memory));
+            OK(rs_native_load(native, placement, r, &memory, NULL));
+            OK(rs_placement_shards(placement, r, 1, &shards));
+            assert_int_equal(shards.count, 1);
+            int64_t count = shards.items[0].box.extent[0], first = shards.items[0].box.offset[0];
+            const float *data = rs_memory_shard(&memory, &shards.items[0]);
+            assert_true(count <= largest[i + 1] && first == all);
+            for (int64_t k = 0; k < count; k++)
+                assert_true(data[k] == (float)(2 * (first + k) + 1));
+            all += count;
+            rs_shard_list_fini(&shards);
+            rs_memory_free(&memory);
+        }
+        assert_int_equal(all, 1000);
+        rs_placement_destroy(placement);
+        rs_native_close(native);
+        OK(rs_remove_folder(path));
+    }
+    rs_space_destroy(space);
+}
+
+/* J05: two think that they are the committer: one is, the other gets an error, and what is there
+ * verifies. A rank that has not written is named. */
+static void test_j05(void **state)
+{
+    (void)state;
+    rs_space *space = flat_space(60);
+    char path[600];
+    snprintf(path, sizeof path, "%s/twice", scratch_folder());
+    rs_save_name first = {path, 1, "first"}, second = {path, 1, "second"};
+    OK(rs_save_prepare(&first));
+    OK(rs_save_prepare(&second));
+    OK(save(space, "dp=3,zero=1,zero_cut=dim0", path, "first"));
+    assert_int_equal(save(space, "dp=3,zero=1,zero_cut=dim0", path, "second"), RS_ERR_EXISTS);
+    OK(rs_save_abandon(&second));
+    assert_int_equal(rs_save_prepare(&second), RS_ERR_EXISTS);
+    rs_checkpoint *checkpoint = opened(path);
+    OK(rs_checkpoint_check(checkpoint));
+    assert_int_equal(rs_checkpoint_warning_count(checkpoint), 0);
+    rs_checkpoint_close(checkpoint);
+    OK(rs_remove_folder(path));
+    rs_space_destroy(space);
+}
+
+/* Writes the manifest with another number in it, and the digest that belongs to that. */
+static void forge(const char *path, const char *from, const char *to)
+{
+    size_t length;
+    char *text = (char *)slurp(path, &length), digest[64];
+    text = realloc(text, length + 64);
+    text[length] = '\0';
+    char *place = strstr(text, from);
+    assert_non_null(place);
+    memmove(place + strlen(to), place + strlen(from), strlen(place + strlen(from)) + 1);
+    memcpy(place, to, strlen(to));
+    size_t body = strlen(text) - 30;
+    snprintf(digest, sizeof digest, ",\"digest\":\"%016" PRIx64 "\"}\n",
+        (uint64_t)XXH3_64bits(text, body));
+    FILE *file = fopen(path, "w");
+    assert_true(fwrite(text, 1, body, file) == body && fputs(digest, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+    free(text);
+}
+
+/* A12: a part that runs past the end of its tensor, and one that would be read past the end of its
+ * file; A09: two parts that are one element; what is missing. */
+static void test_forged(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to, *why;
+    } forgeries[] = {
+        {"\"offset\":[40],\"extent\":[20]", "\"offset\":[40],\"extent\":[21]", "a shard lies"},
+        {"\"offset\":[40],\"extent\":[20]", "\"offset\":[39],\"extent\":[20]", "is held twice"},
+        {"\"offset\":[40],\"extent\":[20]", "\"offset\":[41],\"extent\":[19]", "no file holds"},
+        {"\"shape\":[60]", "\"shape\":[61]", "no file holds its elements [60:61]"},
+        {"\"shape\":[60]", "\"shape\":[9223372036854775807]", "overflow"},
+        {"\"at\":", "\"at\":9", "lies beyond the end"},
+    };
+    rs_space *space = flat_space(60);
+    char path[600], manifest[700];
+    snprintf(path, sizeof path, "%s/forged", scratch_folder());
+    snprintf(manifest, sizeof manifest, "%s/step-00000001/manifest.json", path);
+    for (size_t i = 0; i < sizeof forgeries / sizeof *forgeries; i++) {
+        rs_save_name name = {path, 1, "test"};
+        OK(rs_save_prepare(&name));
+        OK(save(space, "dp=3,zero=1,zero_cut=dim0", path, "test"));
+        forge(manifest, forgeries[i].from, forgeries[i].to);
+        assert_int_equal(read_everything(path, NULL), RS_ERR_MALFORMED);
+        expect_message(forgeries[i].why);
+        OK(rs_remove_folder(path));
+    }
+    rs_space_destroy(space);
+}
+
+int main(void)
+{
+    fixture_family("deepspeed");
+    snprintf(folder, sizeof folder, "%s/run", scratch_folder());
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a03),
+        cmocka_unit_test(test_cut_sides),
+        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_e05),
+        cmocka_unit_test(test_no_tensors),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_views),
+        cmocka_unit_test(test_a11),
+        cmocka_unit_test(test_j05),
+        cmocka_unit_test(test_forged),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
