@@ -385,6 +385,7 @@ static bool take_change(supervisor *s, world *w, const char *what, const json_t 
     bool is_new = w == s->other;
     if (is_new && strcmp(what, "ready") == 0 && w->stage == WORLD_BUILDS) {
         w->stage = WORLD_READY;
+        world_be_equal(w);
         change_note(s, w, "ready");
         change_event(s, RS_HANDOVER_READY);
     } else if (is_new && strcmp(what, "certified") == 0) {

@@ -4,7 +4,8 @@
  * 1. The launcher runs in a session of its own: Ctrl-C reaches the supervisor alone.
  * 2. Nobody outlives his parent: the launcher gets SIGTERM when the supervisor dies, a rank SIGKILL
  *    when its launcher dies.
- * 3. A launcher that has ended may have left bytes in its pipes; they are read until they end, for
+ * 3. While it gets ready, a new world yields to the one that trains.
+ * 4. A launcher that has ended may have left bytes in its pipes; they are read until they end, for
  *    two seconds at most.
  */
 #include "cli/world.h"
@@ -22,7 +23,29 @@
 #include "cli/subject.h"
 
 #define FORCE_SECONDS 5
+#define GUEST_NICE 10
 #define READ_SECONDS 2
+
+/* The share of the processor that a session gets beside others; where the kernel groups sessions
+ * (sched_autogroup), and it may be raised again without any right. */
+static void set_session_nice(pid_t process, int nice)
+{
+    char path[64], text[16];
+    snprintf(path, sizeof path, "/proc/%ld/autogroup", (long)process);
+    int length = snprintf(text, sizeof text, "%d", nice);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t n = write(fd, text, (size_t)length);
+    (void)n; /* it is a courtesy */
+    close(fd);
+}
+
+void world_be_equal(world *w)
+{
+    if (w->process > 0 && !w->ended)
+        set_session_nice(w->process, 0);
+}
 
 static rs_status start_process(world *w)
 {
@@ -45,6 +68,8 @@ static rs_status start_process(world *w)
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
         setsid();
+        if (w->from != NULL)
+            set_session_nice(getpid(), GUEST_NICE);
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         int empty = open("/dev/null", O_RDONLY);
         if (empty >= 0)

@@ -58,6 +58,9 @@ typedef struct world {
 rs_status world_start(world *w, const launch *l, const char *address) RS_MUST_CHECK;
 void world_fini(world *w);
 
+/* It has been getting ready beside the world that trains; from now on it yields to nobody. */
+void world_be_equal(world *w);
+
 /* Reads what is in a pipe (0: standard output, 1: error). */
 void world_read(world *w, int stream);
 
