@@ -171,6 +171,26 @@ def experts_there_and_back(j):
 
 
 @case
+def experts_resume(j):
+    """A checkpoint written under a mesh of experts goes on under any other, to the bit under its own."""
+    layouts = ["dp=4,ep=4,zero=1", "tp=2,dp=2,etp=1,ep=4", "pp=2,dp=2,ep=2,zero=3,zero_cut=param", "tp=2,dp=2,etp=2,ep=2",
+               "dp=8,ep=8"]
+    for model, dtype in ((MODELS[1], "float32"), (MODELS[1], "bfloat16"), (MODELS[0], "float32")):
+        reference = unswitched(j, model, steps=10)
+        for there, back in zip(layouts, layouts[1:] + layouts[:1]):
+            whole = j.run(8, layout=there, steps=10, save_every=5, dtype=dtype, model=path(model))
+            result = j.resume(whole.folder, resume=5, layout=back)
+            if result.code != 0 or sorted(result.losses) != list(range(1, 11)):
+                result.fail(f"{there}, on as {back}: exit status {result.code}, steps {sorted(result.losses)}")
+            if dtype == "float32":
+                worst = compare(result, reference.losses, 1e-5, f"{there}, on as {back}")
+                print(f"{model}, {there}, saved, on as {back}: worst relative difference {worst:.2g}")
+            same = j.resume(whole.folder, resume=5, layout=there)
+            check(same.losses == whole.losses, f"{dtype} {there}, on as it was: {same.losses}, {whole.losses}")
+            j.check_clean(same)
+
+
+@case
 def experts_repeat(j):
     """A layout repeats its run bit for bit, whichever replica a token's expert is with."""
     for layout, ranks in (("dp=4,ep=4", 4), ("tp=2,dp=2,ep=4,etp=1,zero=1", 4), ("dp=8,ep=8", 8)):

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Models with experts from the command line: training tells the balance, a checkpoint goes on under other meshes,
+# its weights become a Hugging Face folder with a tensor for each expert, and a job begins with those.
+set -u
+. "$(dirname "$0")/lib.sh"
+
+seq 1 6000 >data
+small=(train --data data --seq 16 --global-batch 4 --micro-batch 1)
+
+expect 0 'experts per stage: etp1 ep4 edp1' "${small[@]}" --model qwen2-moe-tiny --layout tp=2,dp=2,etp=1,ep=4,zero=1 \
+    --steps 2 --job qwen
+check "steps tell the balance loss and close choices" python3 -c "
+import json
+steps = [json.loads(line) for line in open('qwen/metrics.jsonl')]
+steps = [line for line in steps if 'event' not in line]
+assert len(steps) == 2 and all(line['aux_loss'] > 0 and line['close_choices'] >= 0 for line in steps)"
+expect 0 'wrote qwen-hf: 129 tensors' convert qwen qwen-hf --to safetensors
+holds '{"model.layers.0.mlp.gate_proj.weight", "model.layers.1.mlp.gate.weight",
+    "model.layers.1.mlp.experts.0.gate_proj.weight", "model.layers.3.mlp.experts.7.down_proj.weight",
+    "model.layers.3.mlp.shared_expert.up_proj.weight", "model.layers.3.mlp.shared_expert_gate.weight"}
+    <= {t["name"] for t in j["tensors"]}' inspect qwen-hf --json
+expect 0 '^equal: 23 tensors' verify qwen-hf qwen --roles param
+expect 0 'wrote qwen-full: [0-9]+ tensors' convert qwen qwen-full --to native
+expect 0 '^equal: 69 tensors' verify qwen-full qwen
+
+# On under other meshes: the same steps, the same losses.
+cp -r qwen other
+expect 0 'step 4/4' train --resume qwen --steps 4 --override steps --layout dp=4,ep=4
+expect 0 'step 4/4' train --resume other --steps 4 --override steps --layout tp=2,etp=2
+check "losses after a checkpoint do not depend on the mesh" python3 -c "
+import json
+losses = [[line['loss'] for line in map(json.loads, open(f'{job}/metrics.jsonl')) if 'event' not in line]
+          for job in ('qwen', 'other')]
+assert len(losses[0]) == 4 and all(abs(a - b) <= 1e-5 * a for a, b in zip(*losses)), losses"
+
+# A job begins with the weights of a folder: its first loss is that of the job that wrote them, one step on.
+expect 0 'finished: 1 steps' "${small[@]}" --model mixtral-tiny --layout dp=2,ep=2 --steps 1 --lr 1e-12 --job mixtral
+expect 0 'wrote mixtral-hf: 127 tensors' convert mixtral mixtral-hf --to safetensors
+holds '{"model.layers.3.block_sparse_moe.gate.weight", "model.layers.3.block_sparse_moe.experts.7.w2.weight"}
+    <= {t["name"] for t in j["tensors"]}' inspect mixtral-hf --json
+expect 0 'finished: 1 steps' "${small[@]}" --model mixtral-tiny --layout tp=2,dp=2,etp=1,ep=2 --steps 1 --job again \
+    --init mixtral-hf
+check "the first loss is that of the weights" python3 -c "
+import json
+first = [next(line['loss'] for line in map(json.loads, open(f'{job}/metrics.jsonl')) if 'event' not in line)
+         for job in ('mixtral', 'again')]
+assert abs(first[0] - first[1]) <= 1e-5 * first[0], first"
+
+refuse 2 'the model has no experts; the nearest that fits is dp=2' "${small[@]}" --model llama-tiny --layout dp=2,ep=2 \
+    --steps 1 --job no
+refuse 2 'latent attention' "${small[@]}" --model deepseek-tiny --layout dp=2,ep=2 --steps 1 --job no
+expect 0 'experts per stage' plan --model mixtral-tiny --from dp=4,ep=4 --to tp=2,dp=2,etp=1,ep=2
+finish
