@@ -1,5 +1,5 @@
 /*
- * AdamW and SGD, element by element. docs/training.md has the formulas; constants are theirs.
+ * AdamW, SGD and Muon, element by element. docs/training.md has the formulas; constants are theirs.
  *
  * AdamW: Loshchilov and Hutter, arXiv 1711.05101.
  */
@@ -67,12 +67,34 @@ static void apply_sgd(const rs_method_rate *rate, const rs_method_run *run)
         run->gradient, run->weight, run->roles[0]);
 }
 
+RS_CLONES static void muon_run(float lr, float keep, float clip, int64_t count,
+    const float *restrict gradient, const float *restrict direction, float *restrict weight,
+    float *restrict momentum)
+{
+    for (int64_t i = 0; i < count; i++) {
+        momentum[i] = (float)RS_MUON_MOMENTUM * momentum[i] + gradient[i] * clip;
+        weight[i] = weight[i] * keep - lr * direction[i];
+    }
+}
+
+static void apply_muon(const rs_method_rate *rate, const rs_method_run *run)
+{
+    float keep = rate->decay ? (float)(1 - rate->lr * WEIGHT_DECAY) : 1;
+    muon_run((float)rate->lr, keep, rate->clip, run->count, run->gradient, run->direction,
+        run->weight, run->roles[0]);
+}
+
+bool rs_method_directs(const rs_optimizer *optimizer)
+{
+    return rs_method_of(optimizer) == apply_muon;
+}
+
 rs_method rs_method_of(const rs_optimizer *optimizer)
 {
     static const struct {
         const char *name;
         rs_method method;
-    } rows[] = {{"adamw", apply_adamw}, {"sgd", apply_sgd}};
+    } rows[] = {{"adamw", apply_adamw}, {"sgd", apply_sgd}, {"muon", apply_muon}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].name, optimizer->name) == 0)
             return rows[i].method;

@@ -25,11 +25,17 @@ typedef struct rs_method_run {
     float *weight;
     float *roles[RS_OPTIMIZER_ROLES];
     const float *gradient;
+    const float *direction; /* where the method needs one (rs_method_directs) */
 } rs_method_run;
 
 typedef void (*rs_method)(const rs_method_rate *rate, const rs_method_run *run);
 
 /* NULL where the trainer does not compute it. */
 rs_method rs_method_of(const rs_optimizer *optimizer);
+
+/* Whether its elements go in a direction that is made of whole matrices beforehand (muon.h). */
+bool rs_method_directs(const rs_optimizer *optimizer);
+
+#define RS_MUON_MOMENTUM 0.95
 
 #endif

@@ -27,6 +27,7 @@
 #include "train/bind.h"
 #include "train/comm_sum.h"
 #include "train/moe_comm.h"
+#include "train/muon.h"
 #include "train/pipeline.h"
 #include "train/stage.h"
 #include "train/supply.h"
@@ -52,6 +53,7 @@ struct rs_trainer {
     rs_pipeline *pipeline;
     rs_supply *supply;
     rs_update *update;
+    rs_muon *muon; /* NULL where no tensor is Muon's */
     rs_tied *tied; /* NULL where nothing is */
     shared shared;
     int64_t *ranges; /* experts of each ep rank; NULL where the model has none */
@@ -223,6 +225,9 @@ static rs_status make_supply(rs_trainer *e, const rs_optimizer *optimizer)
     const rs_supply_setup setup = {e->world, e->state, e->chunks, e->chunk_count, reduce_shared, e};
     RS_TRY(rs_supply_create(&setup, &e->supply));
     RS_TRY(rs_update_create(e->state, optimizer, rs_supply_gradients(e->supply), &e->update));
+    RS_TRY(rs_muon_create(e->world, e->state, optimizer, rs_supply_gradients(e->supply), &e->muon));
+    if (e->muon != NULL)
+        rs_update_set_directions(e->update, rs_muon_directions(e->muon));
     return rs_tied_create(
         e->world, e->state, rs_supply_reduced(e->supply), e->chunks[0].shape.model.tied, &e->tied);
 }
@@ -309,6 +314,7 @@ void rs_trainer_destroy(rs_trainer *e)
     if (e == NULL)
         return;
     rs_pipeline_destroy(e->pipeline);
+    rs_muon_destroy(e->muon);
     rs_tied_destroy(e->tied);
     rs_update_destroy(e->update);
     rs_supply_destroy(e->supply);
@@ -353,6 +359,7 @@ rs_moe_totals rs_trainer_routing(const rs_trainer *e)
 void rs_trainer_update(rs_trainer *e, const rs_update_rate *rate)
 {
     rs_supply_complete(e->supply);
+    rs_muon_direct(e->muon, rate->clip);
     rs_update_apply(e->update, rate);
     rs_supply_publish(e->supply);
 }

@@ -47,6 +47,7 @@ typedef struct chunk {
     bool own;      /* of this rank's piece: it has a norm and sums */
     bool counted;
     const float *gradient;
+    const float *direction;
     rs_box box;
 } chunk;
 
@@ -307,6 +308,14 @@ void rs_update_destroy(rs_update *update)
     free(update);
 }
 
+void rs_update_set_directions(rs_update *update, const rs_runs *directions)
+{
+    for (size_t i = 0; i < update->chunks.count; i++) {
+        chunk *c = &update->chunks.items[i];
+        c->direction = rs_runs_at(directions, sizeof *c->direction, c->begin);
+    }
+}
+
 /* ---- the step ---- */
 
 RS_CLONES static double sum_of_squares(const float *values, int64_t count)
@@ -383,7 +392,7 @@ static void apply_chunk(const rs_update *update, const chunk *c, const rs_update
         .lr = (double)rate->lr,
         .clip = rate->clip,
         .decay = rs_space_tensor(state->space, c->tensor)->decay};
-    rs_method_run run = {.count = c->count, .gradient = c->gradient};
+    rs_method_run run = {.count = c->count, .gradient = c->gradient, .direction = c->direction};
     run.weight = rs_state_element(state, m->value, c->begin);
     for (int i = 0; i < RS_OPTIMIZER_ROLES; i++)
         if (m->roles[i] >= 0)

@@ -38,6 +38,9 @@ rs_status rs_update_create(const rs_state *state, const rs_optimizer *optimizer,
     const rs_runs *gradients, rs_update **out) RS_MUST_CHECK;
 void rs_update_destroy(rs_update *update);
 
+/* Where the directions of what goes in one will lie (muon.h). */
+void rs_update_set_directions(rs_update *update, const rs_runs *directions);
+
 /* The sum of squares of this rank's piece of the reduced gradient, which lies at `reduced`, leaving
  * out elements that a lower rank counts. */
 double rs_update_norm(const rs_update *update, const rs_runs *reduced);

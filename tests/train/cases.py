@@ -127,6 +127,25 @@ def oracle_sgd(j):
 
 
 @case
+def oracle_muon(j):
+    """So has Muon for matrices with AdamW beside it, whatever divides the matrices."""
+    layouts = [("dp=1", 1), ("dp=3", 3), ("tp=2,pp=2,dp=2", 8), ("tp=4,dp=2,zero=1,zero_cut=param", 8),
+               ("dp=3,zero=2,zero_cut=dim0", 3), ("tp=2,dp=4,zero=3,shard=2,zero_cut=param", 8),
+               ("pp=3,dp=2,zero=3,zero_cut=dim0", 6)]
+    against_variant(j, 4, layouts)
+    losses, options = against_variant(j, 5, [("dp=1", 1), ("tp=3,dp=2,zero=3,zero_cut=param", 6), ("pp=2,tp=3", 6)])
+    result = j.run(4, layout="tp=2,dp=2", switches=["5:dp=4,zero=3,zero_cut=param", "10:pp=2,tp=2",
+                                                    "15:dp=3,zero=2,zero_cut=dim0"], save_every=10, **options)
+    compare(result, losses, 1e-4, "through switches")
+    check_switches(result, 3)
+    again = j.resume(result.folder, resume=10, layout="dp=4,zero=1,zero_cut=param", switches=[])
+    compare(again, losses, 1e-4, "from a checkpoint")
+    check(sorted(again.losses) == list(range(1, 21)), f"steps {sorted(again.losses)}")
+    refused(j, 2, ["role", "fits is dp=2,zero=2,zero_cut=param"], layout="dp=2,zero=2", optimizer="muon")
+    refused(j, 1, ["layers.experts.gate.weight", "adamw and sgd"], model="mixtral-tiny", optimizer="muon")
+
+
+@case
 def oracle_frozen(j):
     """So has training with frozen tensors, which keep no optimizer state, through switches and from checkpoints."""
     layouts = [("dp=1", 1), ("tp=2,pp=2,dp=2", 8), ("dp=3,zero=2", 3), ("tp=2,dp=2,zero=3,zero_cut=dim0", 4),
