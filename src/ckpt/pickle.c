@@ -68,7 +68,7 @@ static rs_status pop_mark(rs_machine *m, rs_value ***items, size_t *count)
     if (m->mark_count == 0)
         RS_PM_FAIL(m, "the pickle closes a mark that it never set");
     size_t floor = m->marks[--m->mark_count];
-    *items = m->stack.items + floor;
+    *items = floor > 0 ? m->stack.items + floor : m->stack.items;
     *count = m->stack.count - floor;
     m->stack.count = floor;
     return RS_OK;

@@ -314,7 +314,11 @@ static rs_status take_entry(inward *w, int id)
             return RS_OK;
         if (!param)
             return add_clone(&w->t, entry->is.name, id);
-        return w->t.lenient ? rs_catalog_warn(w->t.to, "left out: %s", rs_error_message()) : status;
+        if (w->t.lenient)
+            return strcmp(entry->is.role, "param") == 0
+                       ? rs_catalog_warn(w->t.to, "left out: %s", rs_error_message())
+                       : RS_OK;
+        return status;
     }
     RS_TRY(status);
     bool twice = false;

@@ -80,8 +80,8 @@ static void print_report(const convert_args *args, const rs_convert_report *r, d
     if (r->skipped > 0)
         printf("%" PRId64 " entries of other roles are left out\n", r->skipped);
     if (r->copied > 0)
-        printf("%d files of configuration and tokenizer %s from %s\n", r->copied,
-            args->dry_run ? "would be copied" : "copied", args->hub);
+        printf("%d file%s of configuration and tokenizer %s from %s\n", r->copied,
+            r->copied == 1 ? "" : "s", args->dry_run ? "would be copied" : "copied", args->hub);
     if (r->lacks_config || r->lacks_tokenizer)
         printf("for transformers it lacks %s (--hf-from copies what a folder has)\n",
             !r->lacks_tokenizer ? "config.json"

@@ -13,6 +13,8 @@
 #include "train/bfloat16.h"
 #include "train/save.h"
 
+#define TOLD 5 /* tensors that are left out, by name */
+
 /* The entry of a name: in the wanted role, else as a param. */
 static int64_t find(const rs_checkpoint *c, const char *name, const char *role)
 {
@@ -122,9 +124,12 @@ static rs_status rename_weights(
     if (rs_checkpoint_is_canonical(checkpoint))
         return RS_OK;
     RS_TRY(rs_checkpoint_rename(checkpoint, &how, renamed));
-    for (size_t i = rs_checkpoint_warning_count(checkpoint);
-         i < rs_checkpoint_warning_count(*renamed) && job->rank == 0; i++)
+    size_t first = rs_checkpoint_warning_count(checkpoint);
+    size_t end = rs_checkpoint_warning_count(*renamed);
+    for (size_t i = first; i < end && i < first + TOLD && job->rank == 0; i++)
         rs_job_notice(job, "%s: %s", job->options->init, rs_checkpoint_warning_at(*renamed, i));
+    if (end > first + TOLD && job->rank == 0)
+        rs_job_notice(job, "%s: and %zu more", job->options->init, end - first - TOLD);
     return RS_OK;
 }
 

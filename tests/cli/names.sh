@@ -119,6 +119,20 @@ expect 0 '^equal: 44 tensors' verify namesjob state.pt --dialect mine.json
 # A job begins from them: under names that are found, and what GPT-2 has is not trained.
 expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job begun \
     --init again --layout dp=2
+# From torch.save and from the full state too: the same weights, so the same first loss.
+expect 0 'wrote again.pt' convert again again.pt --to torch --weights-only
+for from in again.pt namesjob/checkpoints/step-00000002; do
+    expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job "b-${from%%[./]*}" \
+        --init "$from" --layout pp=2 --save-on-exit off
+done
+check "one loss" python3 -c "
+import json
+lines = [json.loads(line) for job in ('begun', 'b-again', 'b-namesjob') for line in open(f'{job}/metrics.jsonl')]
+losses = [line['loss'] for line in lines if line.get('step') == 1 and 'loss' in line]
+assert len(losses) == 3
+assert max(losses) - min(losses) < 1e-5 * max(losses), losses"
+expect 1 'state.pt: the checkpoint has no .embed.weight' train --model llama-tiny --data data --seq 16 --global-batch 4 \
+    --steps 1 --job none --init state.pt --layout dp=1
 refuse 2 'learnt positions' train --model gpt2-tiny --data data --seq 16 --global-batch 4 --steps 1 --job none --layout dp=1
 expect 0 'bytes moved      13.13 MiB; the minimum is 13.13 MiB' plan --model gpt2-tiny --from tp=2 --to tp=3,dp=2
 

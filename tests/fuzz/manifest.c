@@ -42,6 +42,7 @@ static void make_folder(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     rs_checkpoint *checkpoint;
+    rs_checkpoint_options options = {.format = "native"};
     char hex[RS_CHECKPOINT_HASH];
     int64_t left = 1 << 20;
     if (manifest[0] == '\0')
@@ -51,7 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fprintf(file, ",\"digest\":\"%016" PRIx64 "\"}\n", (uint64_t)XXH3_64bits(data, size)) < 0 ||
         fclose(file) != 0)
         abort();
-    if (rs_checkpoint_open(manifest, NULL, &checkpoint) != RS_OK)
+    if (rs_checkpoint_open(manifest, &options, &checkpoint) != RS_OK)
         return 0;
     for (size_t i = 0; i < rs_checkpoint_count(checkpoint); i++) {
         left -= rs_checkpoint_entry_bytes(rs_checkpoint_entry_at(checkpoint, i));
