@@ -161,10 +161,16 @@ static rs_status list_tags(const rs_place *root, rs_text *list, size_t *count, c
         rs_place inside;
         RS_TRY(rs_path_join(root->path, root->names[i], &path));
         bool tag = false;
-        if (!rs_native_is_aside(root->names[i]) && rs_is_folder(path) &&
-            rs_place_init(&inside, path) == RS_OK) {
-            tag = probe(&inside) != NULL;
-            rs_place_fini(&inside);
+        if (!rs_native_is_aside(root->names[i]) && rs_is_folder(path)) {
+            rs_status status = rs_place_init(&inside, path);
+            if (status == RS_ERR_NO_MEMORY) {
+                free(path);
+                return status;
+            }
+            if (status == RS_OK) { /* else it is not ours to read */
+                tag = probe(&inside) != NULL;
+                rs_place_fini(&inside);
+            }
         }
         if (tag) {
             rs_text_append(list, "%s%s", *count > 0 ? ", " : "", root->names[i]);

@@ -281,7 +281,7 @@ rs_status rs_save_prepare(const rs_save_name *name)
 {
     char *aside = NULL, *final = NULL, step[RS_NATIVE_NAME];
     rs_status status;
-    RS_TRY_GOTO(rs_make_folder(name->folder), out);
+    RS_TRY_GOTO(rs_publish_folder(name->folder), out);
     RS_TRY_GOTO(aside_path(name, &aside), out);
     RS_TRY_GOTO(rs_path_join(name->folder, rs_native_step_name(name->step, step), &final), out);
     if (access(final, F_OK) == 0)

@@ -34,19 +34,8 @@ bool rs_native_probe(const rs_place *place)
     if (!place->folder)
         return place->head_bytes >= sizeof format_head - 1 &&
                memcmp(place->head, format_head, sizeof format_head - 1) == 0;
-    if (rs_place_has(place, RS_NATIVE_MANIFEST)) {
-        char *path;
-        rs_place file;
-        bool native = false;
-        if (rs_path_join(place->path, RS_NATIVE_MANIFEST, &path) != RS_OK)
-            return false;
-        if (!rs_is_folder(path) && rs_place_init(&file, path) == RS_OK) {
-            native = rs_native_probe(&file);
-            rs_place_fini(&file);
-        }
-        free(path);
-        return native;
-    }
+    if (rs_place_has(place, RS_NATIVE_MANIFEST))
+        return rs_place_file_begins(place, RS_NATIVE_MANIFEST, format_head);
     /* Data files without a manifest are a save that was not finished: ours, and refused. */
     for (size_t i = 0; i < place->count; i++)
         if (is_data_file(place->names[i]))

@@ -1,9 +1,13 @@
 /* Places: what is at a path, seen once. */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -98,6 +102,35 @@ bool rs_place_has(const rs_place *place, const char *name)
 {
     return place->count > 0 &&
            bsearch(&name, place->names, place->count, sizeof *place->names, by_text) != NULL;
+}
+
+/* "<place>/<name>"; one that is too long is no name of a file either. */
+static bool path_in(const rs_place *place, const char *name, char path[PATH_MAX])
+{
+    int n = snprintf(path, PATH_MAX, "%s/%s", place->path, name);
+    return n > 0 && n < PATH_MAX;
+}
+
+bool rs_place_has_folder(const rs_place *place, const char *name)
+{
+    char path[PATH_MAX];
+    return path_in(place, name, path) && rs_is_folder(path);
+}
+
+bool rs_place_file_begins(const rs_place *place, const char *name, const char *head)
+{
+    char path[PATH_MAX], found[RS_PLACE_HEAD];
+    struct stat about;
+    size_t bytes = strlen(head);
+    if (bytes > sizeof found || !path_in(place, name, path))
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0)
+        return false;
+    bool begins = fstat(fd, &about) == 0 && S_ISREG(about.st_mode) &&
+                  pread(fd, found, bytes, 0) == (ssize_t)bytes && memcmp(found, head, bytes) == 0;
+    close(fd);
+    return begins;
 }
 
 const char *rs_place_match(

@@ -22,6 +22,7 @@
 #include "base/fault.h"
 #include "base/memory.h"
 #include "ckpt/file.h"
+#include "ckpt/format.h"
 
 #define WRITE_MOST ((size_t)64 << 20)
 #define OLD ".old-reshard"
@@ -238,6 +239,25 @@ rs_status rs_make_folder(const char *path)
     if (mkdir(path, 0777) == 0 || errno == EEXIST)
         return RS_OK;
     return rs_error_errno(errno, "cannot make folder %s", path);
+}
+
+rs_status rs_publish_folder(const char *path)
+{
+    if (rs_is_folder(path))
+        return RS_OK;
+    RS_TRY(rs_make_folder(path));
+    char *above = rs_strdup(path);
+    if (above == NULL)
+        return rs_error_memory(strlen(path));
+    size_t length = strlen(above);
+    while (length > 1 && above[length - 1] == '/')
+        above[--length] = '\0';
+    char *slash = strrchr(above, '/');
+    if (slash != NULL)
+        slash[slash == above ? 1 : 0] = '\0';
+    rs_status status = rs_sync_folder(slash != NULL ? above : ".");
+    free(above);
+    return status;
 }
 
 /* Empties the folder open as `fd`, which is closed. */

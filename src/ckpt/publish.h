@@ -54,6 +54,9 @@ rs_status rs_sync_folder(const char *path) RS_MUST_CHECK;
 /* Makes a folder; one that is there is no error. */
 rs_status rs_make_folder(const char *path) RS_MUST_CHECK;
 
+/* The same, and where it was made, syncs the folder that it stands in. */
+rs_status rs_publish_folder(const char *path) RS_MUST_CHECK;
+
 /* Removes a folder with the files and folders in it; links are not followed. Absent is no error. */
 rs_status rs_remove_folder(const char *path) RS_MUST_CHECK;
 

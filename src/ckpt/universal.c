@@ -34,15 +34,7 @@
 
 bool rs_universal_probe(const rs_place *place)
 {
-    char *path;
-    bool found = false;
-    if (!place->folder || !rs_place_has(place, "zero"))
-        return false;
-    if (rs_path_join(place->path, "zero", &path) == RS_OK) {
-        found = rs_is_folder(path);
-        free(path);
-    }
-    return found;
+    return place->folder && rs_place_has(place, "zero") && rs_place_has_folder(place, "zero");
 }
 
 /* The whole shape of a parameter, if a model file has it uncut. */
