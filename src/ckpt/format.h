@@ -38,8 +38,8 @@ bool rs_place_has(const rs_place *place, const char *name);
 const char *rs_place_match(
     const rs_place *place, const char *prefix, const char *suffix, size_t *at);
 
-/* True if the folder has a folder of that name; a file of that name that begins with `head`. Nothing
- * is allocated, so that no probe takes a lack of memory for an answer. */
+/* True if the folder has a folder of that name; a file of that name that begins with `head`.
+ * Nothing is allocated, so that no probe takes a lack of memory for an answer. */
 bool rs_place_has_folder(const rs_place *place, const char *name);
 bool rs_place_file_begins(const rs_place *place, const char *name, const char *head);
 
