@@ -33,9 +33,9 @@ HEADER_LAYER = {
     "layout.h": "layout", "model.h": "layout", "optimizer.h": "layout",
     "dialect.h": "dialect",
     "plan.h": "plan",
-    "arena.h": "move", "certificate.h": "move", "move.h": "move", "move_mpi.h": "move",
+    "arena.h": "move", "ledger.h": "move", "certificate.h": "move", "move.h": "move", "move_mpi.h": "move",
     "checkpoint.h": "ckpt", "convert.h": "ckpt", "native.h": "ckpt",
-    "reshard.h": "elastic",
+    "elastic.h": "elastic", "reshard.h": "elastic",
 }
 
 # Functions that nobody calls, and what to call instead.

@@ -81,7 +81,9 @@ rs_status rs_arena_reserve(
     rs_arena *arena, int segment, int64_t offset, int64_t bytes) RS_MUST_CHECK;
 
 /* Maps an existing arena: read-only unless `writable`. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED,
- * RS_ERR_MISMATCH (of another job, version or boot). Whether it was committed: rs_arena_step. */
+ * RS_ERR_MISMATCH (of another job, version or boot). Whether it was committed: rs_arena_step. One
+ * process at a time maps an arena for writing, holding a lock that ends with it: RS_ERR_EXISTS
+ * names the other (rs_arena_fence ends it). */
 rs_status rs_arena_open(
     rs_keeper *keeper, int generation, int rank, bool writable, rs_arena **out) RS_MUST_CHECK;
 
@@ -119,6 +121,25 @@ rs_status rs_arena_punch(rs_arena *arena, int segment, int64_t offset, int64_t b
  * files are no error. */
 rs_status rs_arena_delete(
     rs_keeper *keeper, int generation, int rank, const rs_arena *keep) RS_MUST_CHECK;
+
+/* An arena of which there is any file on this node, be it one that a crash left alone. */
+typedef struct rs_arena_place {
+    int generation;
+    int rank;
+} rs_arena_place;
+
+/* Lists the arenas of the job on this node, by generation and rank; free() it. */
+rs_status rs_arena_list(const rs_keeper *keeper, rs_arena_place **out, size_t *count) RS_MUST_CHECK;
+
+/*
+ * Makes sure that no process maps (generation, rank) for writing: kills the one that does (told by
+ * its number and the time of its start, so never another) and waits until its lock is gone, for at
+ * most `seconds`. `*killed` (may be NULL): its number, 0 if there was none. RS_ERR_STALLED: it
+ * still holds on; RS_ERR_ARGUMENT: it is the calling process. An absent or damaged table is no
+ * error: nobody can map it.
+ */
+rs_status rs_arena_fence(
+    rs_keeper *keeper, int generation, int rank, double seconds, long *killed) RS_MUST_CHECK;
 
 /*
  * Marks, for tight moves: how many copies the owner of `arena` (the new one) has pulled from the

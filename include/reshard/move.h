@@ -49,6 +49,27 @@ rs_status rs_move_local(const rs_placement *from, const rs_placement *to,
     const rs_plan_options *options, const rs_memory *old, const rs_memory *now,
     rs_sums *const *sums, rs_move_report *report) RS_MUST_CHECK;
 
+/*
+ * Fills `now`, the memory of the plan's rank in `to`, where everything it lacks is mapped here:
+ * `old[r]` is the memory of holder r of `from`, and may be empty where the plan does not read it.
+ * Makes the incoming copies of any reach; adopted segments are left alone. For worlds that begin
+ * from the arenas of another. `sums` and `report` as above.
+ */
+rs_status rs_move_pull(const rs_plan *plan, const rs_placement *from, const rs_placement *to,
+    const rs_memory *old, const rs_memory *now, rs_sums *sums,
+    rs_move_report *report) RS_MUST_CHECK;
+
+/*
+ * Finishes a tight move of rs_move_run whose processes are gone, by what their marks say, with
+ * everything mapped here for writing: `old[r]` is the old arena of holder r of `from`, `now[r]` the
+ * new one of rank r of the larger world. The same placements and options as then. `*bytes`: what
+ * was copied now. Can be killed and called again. RS_ERR_UNSUPPORTED: the move had messages between
+ * nodes, of which no marks are kept.
+ */
+rs_status rs_move_finish(const rs_placement *from, const rs_placement *to,
+    const rs_plan_options *options, rs_arena *const *old, rs_arena *const *now,
+    int64_t *bytes) RS_MUST_CHECK;
+
 /* Copies a box between two strided places; `element_size` 1, 2, 4, 8. Ranges must not overlap. */
 void rs_move_box(int ndim, const int64_t *extent, size_t element_size, void *to,
     const int64_t *to_stride, const void *from, const int64_t *from_stride);

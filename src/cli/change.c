@@ -20,7 +20,7 @@
 #include "cli/subject.h"
 #include "cli/supervisor.h"
 #include "elastic/assign.h"
-#include "reshard/arena.h"
+#include "reshard/elastic.h"
 #include "train/member.h"
 
 #define DEFERRED ((int)(sizeof((supervisor *)0)->deferred / sizeof(rs_control_request)))
@@ -272,6 +272,34 @@ static void settle(supervisor *s)
     replace_worlds(s);
 }
 
+/* From here on the new world's arenas are the job's state. What is on disk after a failure is not
+ * known; then the old world's are again, or the job ends with both generations kept. */
+static void commit(supervisor *s)
+{
+    rs_record record;
+    rs_status status = rs_record_read(s->options->job, &record);
+    if (status == RS_OK) {
+        int generation = record.generation;
+        char layout[RS_LAYOUT_TEXT];
+        memcpy(layout, record.layout, sizeof layout);
+        record.generation = s->other->generation;
+        memcpy(record.layout, s->other->layout, sizeof record.layout);
+        status = rs_record_write(s->options->job, &record);
+        if (status != RS_OK) {
+            give_up(s, rs_error_message());
+            record.generation = generation;
+            memcpy(record.layout, layout, sizeof record.layout);
+            if (rs_record_write(s->options->job, &record) != RS_OK)
+                fprintf(stderr, "reshard train: the job's record cannot be written: %s\n",
+                    rs_error_message());
+        }
+        rs_record_fini(&record);
+    } else {
+        give_up(s, rs_error_message());
+    }
+    change_event(s, status == RS_OK ? RS_HANDOVER_COMMITTED : RS_HANDOVER_FAILED);
+}
+
 static void perform(supervisor *s, unsigned actions)
 {
     if (actions & RS_DO_HOLD)
@@ -306,7 +334,7 @@ static void perform(supervisor *s, unsigned actions)
     if ((actions & RS_DO_TELL_DONE) && !s->want.pending)
         answer_last(s, "done", "the new world trains", NULL);
     if (actions & RS_DO_COMMIT)
-        change_event(s, RS_HANDOVER_COMMITTED);
+        commit(s);
 }
 
 void change_event(supervisor *s, rs_handover_event event)

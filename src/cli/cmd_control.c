@@ -140,18 +140,16 @@ static const cli_option stop_options[] = {
     {.kind = CLI_END},
 };
 
-/* A job whose supervisor was killed may have left its state in memory. */
-static int clear_dead(const cli_command *command, const char *job)
+/* A job whose processes were killed may have left its state in memory. */
+static int tell_dead(const char *job)
 {
     rs_train_options o;
     rs_train_options_init(&o);
-    rs_status status = rs_train_options_load(&o, job);
-    if (status == RS_OK)
-        status = launch_sweep(&o);
+    snprintf(o.job, sizeof o.job, "%s", job);
+    printf("no job runs in %s\n", job);
+    if (launch_keeps_state(&o))
+        launch_tell_kept(&o, stdout);
     rs_train_options_fini(&o);
-    if (status != RS_OK)
-        return cli_fail(command, status, NULL);
-    printf("no job runs in %s; nothing of it is left in memory\n", job);
     return 0;
 }
 
@@ -163,7 +161,7 @@ static int run_stop(const cli_command *command, int argc, char **argv)
         return code;
     rs_status status = rs_control_stop(args.job, !args.no_wait);
     if (status == RS_ERR_STALLED)
-        return clear_dead(command, args.job);
+        return tell_dead(args.job);
     if (status != RS_OK)
         return cli_fail(command, status, NULL);
     printf("%s\n", args.no_wait ? "the job stops after this step" : "the job has stopped");
@@ -174,7 +172,7 @@ const cli_command cmd_stop = {
     .name = "stop",
     .summary = "stop a job after its current step",
     .text = "Asks the job in DIR to stop after its current step, and waits until it has ended.\n"
-            "Where no job runs any more, removes what a killed one left in shared memory.",
+            "Where no job runs any more, says whether a killed one left its state in memory.",
     .example = "  reshard stop /tmp/job",
     .options = stop_options,
     .run = run_stop,

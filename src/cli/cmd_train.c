@@ -32,7 +32,7 @@ typedef struct train_args {
     cli_list switches, overrides;
     const char *resume, *init, *save_on_exit;
     int64_t save_every, keep;
-    double save_minutes;
+    double save_minutes, orphan_minutes;
     bool tight, json;
 } train_args;
 
@@ -86,7 +86,7 @@ static const cli_option train_options[] = {
         .target = AT(save_on_exit), .choices = "on|off"},
     {CLI_INT, "keep", "N", "keep the newest N checkpoints; 0: all", "0", .target = AT(keep)},
     {CLI_TEXT, "resume", "DIR[@STEP]",
-        "go on from a checkpoint of job DIR; model, data, schedule and so on are its own",
+        "go on with job DIR, from its state in memory or a checkpoint; model and so on are its own",
         .target = AT(resume)},
     {CLI_LIST, "override", "KEY",
         "with --resume: let a differing --KEY hold (data, lr, warmup, steps, seed)",
@@ -101,6 +101,9 @@ static const cli_option train_options[] = {
     {CLI_INT, "threads", "N", "threads of a rank", "1", .target = AT(threads), .minimum = 1},
     {CLI_TEXT, "arena-dir", "DIR", "where the training state lies", "/dev/shm",
         .target = AT(arena_dir)},
+    {CLI_REAL, "orphan-timeout", "M",
+        "minutes that ranks keep the state in memory after this process was killed", "10",
+        .target = AT(orphan_minutes)},
     {CLI_REAL, "grace", "S", "seconds for the last step after Ctrl-C or SIGTERM", "20",
         .target = AT(grace)},
     {CLI_REAL, "heartbeat-timeout", "S", "a rank without a sign of life for S seconds is dead",
@@ -162,6 +165,7 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
     o->save_minutes = a->save_minutes;
     o->save_on_exit = strcmp(a->save_on_exit, "on") == 0;
     o->keep = a->keep;
+    o->orphan_minutes = a->orphan_minutes;
     return take_text(o->init, sizeof o->init, a->init, "init");
 }
 
@@ -189,30 +193,17 @@ static int check_required(const cli_command *command, const train_args *a)
     return -1;
 }
 
-/* What the killed job left in shared memory goes before its directory is another's. */
-static rs_status clear_former(const rs_train_options *o)
-{
-    rs_train_options former;
-    rs_train_options_init(&former);
-    rs_status status = rs_train_options_load(&former, o->job);
-    if (status == RS_OK)
-        status = launch_sweep(&former);
-    else if (status == RS_ERR_NOT_FOUND)
-        status = RS_OK;
-    rs_train_options_fini(&former);
-    return status;
-}
-
 /* The supervisor: claims the directory, starts the ranks, stays until they are gone. */
 static int supervise(const cli_command *command, const train_args *args, rs_train_options *o)
 {
     rs_control_lock *lock = NULL;
     o->supervised = true;
-    rs_status status = room_check(o);
-    if (status == RS_OK)
-        status = rs_control_claim(o->job, o->resume != 0, &lock);
+    launch_hold_signals();
+    rs_status status = rs_control_claim(o->job, o->resume != 0, &lock);
     if (status == RS_OK && o->resume != 0)
-        status = clear_former(o);
+        status = resume_choose(o);
+    if (status == RS_OK && o->attach < 0) /* else the ranks look, who know what is there already */
+        status = room_check(o);
     if (status == RS_OK)
         status = rs_train_options_save(o);
     int code;
@@ -255,6 +246,13 @@ static int run_inside(const cli_command *command, const train_args *args, rs_tra
     if (status == RS_OK && o->ranks != size)
         status = rs_error_set(RS_ERR_ARGUMENT,
             "--ranks: wanted %d, as many as the launcher started, found %d", size, o->ranks);
+    if (status == RS_OK && rank == 0 && o->resume != 0 && rs_control_is_claimed(o->job, NULL))
+        status = rs_error_set(RS_ERR_EXISTS, "job directory %s is in use", o->job);
+    if (status == RS_OK && rank == 0 && o->resume != 0)
+        status = resume_choose(o);
+    MPI_Bcast(&o->attach, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(o->attach_layout, sizeof o->attach_layout, MPI_CHAR, 0, MPI_COMM_WORLD);
+    MPI_Bcast(o->arena_dir, sizeof o->arena_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (status != RS_OK)
         code = rank == 0 ? cli_fail(command, status, NULL) : CLI_USAGE;
     /* All have read the same files, but perhaps not through the same file system. */
@@ -307,7 +305,8 @@ const cli_command cmd_train = {
         "or whenever `reshard switch DIR LAYOUT` asks for it. The losses do not depend on it.\n"
         "Starts its ranks itself (mpirun, or srun inside a Slurm job); started under mpirun or\n"
         "srun, it is one of the ranks. Ctrl-C ends it after the current step; nothing is left in\n"
-        "shared memory.",
+        "shared memory. If a process of it is killed, its state stays there, and --resume goes on\n"
+        "from exactly the step where it was.",
     .example =
         "  reshard train --model llama-tiny --data book.txt --layout tp=2,dp=2 --steps 100 \\\n"
         "      --job /tmp/job --switch 30:pp=2,dp=2,zero=1 --switch 60:tp=4",

@@ -1,8 +1,9 @@
 /*
  * A rank's start, and what is left of a job when it has ended.
  *
- * Whatever happened, the job's arenas, the folder of MPI's shared files and the launcher's
- * temporary folder are removed last, when no process of the job is left.
+ * Whatever happened, the folder of MPI's shared files and the launcher's temporary folder are
+ * removed last, when no process of the job is left. So are the job's arenas, unless a process was
+ * killed and the job can be gone on with from them.
  */
 #include "cli/launch.h"
 
@@ -18,7 +19,9 @@
 
 #include "base/error.h"
 #include "cli/launcher.h"
-#include "reshard/arena.h"
+#include "reshard/elastic.h"
+
+#define FENCE_SECONDS 10
 
 int launch_own_rank(void)
 {
@@ -84,16 +87,57 @@ void launch_join(const rs_train_options *options, int world)
     fclose(file);
 }
 
-rs_status launch_sweep(const rs_train_options *options)
+static sigset_t held_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        sigaddset(&set, numbers[i]);
+    return set;
+}
+
+sigset_t launch_hold_signals(void)
+{
+    sigset_t set = held_signals();
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    return set;
+}
+
+rs_status launch_sweep(const rs_train_options *options, bool state)
 {
     char path[RS_TRAIN_PATH + 16];
     remove_tree(mpi_folder(options, path, sizeof path));
     remove_tree(launcher_folder(options, path, sizeof path));
     remove_tree(launch_ranks_folder(options, path, sizeof path));
+    if (!state)
+        return RS_OK;
     rs_keeper *keeper = NULL;
+    rs_fenced fenced;
     RS_TRY(rs_keeper_open(
         options->id, options->arena_dir[0] != '\0' ? options->arena_dir : NULL, &keeper));
-    rs_status status = rs_keeper_sweep(keeper);
+    rs_status status = rs_elastic_fence(keeper, FENCE_SECONDS, &fenced);
+    if (status == RS_OK)
+        status = rs_record_remove(options->job);
+    if (status == RS_OK)
+        status = rs_keeper_sweep(keeper);
     rs_keeper_close(keeper);
     return status;
+}
+
+bool launch_keeps_state(const rs_train_options *options)
+{
+    rs_record record;
+    if (rs_record_read(options->job, &record) != RS_OK)
+        return false;
+    rs_record_fini(&record);
+    return true;
+}
+
+void launch_tell_kept(const rs_train_options *options, FILE *to)
+{
+    fprintf(to,
+        "its state is kept in memory: `reshard train --resume %s` goes on from it, `reshard clean "
+        "%s` removes it\n",
+        options->job, options->job);
 }

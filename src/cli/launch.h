@@ -2,7 +2,9 @@
 #ifndef RS_CLI_LAUNCH_H
 #define RS_CLI_LAUNCH_H
 
+#include <signal.h>
 #include <stdbool.h>
+#include <stdio.h>
 
 #include "cli/options.h"
 #include "train/train.h"
@@ -21,7 +23,12 @@ typedef struct launch {
     double world_limit; /* seconds that a new world may take until it trains */
 } launch;
 
-/* Runs the job to its end; the exit code of the command. Leaves nothing behind on this host. */
+/* Holds back the signals that launch_run waits for. Before any other thread is made: one that does
+ * not hold them back would swallow them. Returns which. */
+sigset_t launch_hold_signals(void);
+
+/* Runs the job to its end; the exit code of the command. Leaves nothing behind on this host, but
+ * for the state of a job of which a process was killed. */
 int launch_run(const launch *l);
 
 /* In a rank, before MPI_Init: notes the process in the job directory, keeps the files that MPI
@@ -34,8 +41,13 @@ char *launch_board(const rs_train_options *options, int world, char *path, size_
 /* JOB/ranks, where every rank notes its process and host as WORLD-RANK; returns `path`. */
 char *launch_ranks_folder(const rs_train_options *options, char *path, size_t size);
 
-/* Removes what a job that is not running any more may have left on this host: its arenas, the
- * folder of its MPI's shared files, its list of processes. */
-rs_status launch_sweep(const rs_train_options *options) RS_MUST_CHECK;
+/* Removes what a job that is not running any more may have left on this host: the folder of its
+ * MPI's shared files, its list of processes; with `state` its record and arenas too, ending the
+ * processes that still map them for writing. */
+rs_status launch_sweep(const rs_train_options *options, bool state) RS_MUST_CHECK;
+
+/* True if the job's record names a state in memory; and what people are told of it. */
+bool launch_keeps_state(const rs_train_options *options);
+void launch_tell_kept(const rs_train_options *options, FILE *to);
 
 #endif

@@ -1,12 +1,14 @@
 /*
- * A run that goes on is the same run: its model, data, seed, schedule and batch are what the
- * checkpoint says. An option that repeats them is fine, one that differs is refused, unless it
- * changes only what comes (the rate, the number of steps, where the data lies) and is meant
+ * A run that goes on is the same run: its model, data, seed, schedule and batch are what the job's
+ * record says, where it was killed and has one, else its checkpoint. An option that repeats them is
+ * fine, one that differs is refused, unless it changes only what comes (the rate, the number of
+ * steps, where the data lies) and is meant
  * (--override). Layout, micro-batch and everything about how it runs are free.
  */
 #include "cli/resume.h"
 
 #include <ctype.h>
+#include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
 #include <stddef.h>
@@ -15,7 +17,10 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cli/launch.h"
+#include "reshard/elastic.h"
 #include "reshard/native.h"
+#include "train/recover.h"
 
 typedef enum value_kind { PATH, TEXT, INTEGER, UNSIGNED, REAL, DTYPE } value_kind;
 
@@ -31,6 +36,7 @@ typedef struct row {
     size_t size;        /* of TEXT */
 } row;
 
+#define FENCE_SECONDS 10
 #define AT(member) offsetof(rs_train_options, member)
 
 static const row rows[] = {
@@ -151,8 +157,8 @@ static rs_status apply_value(rs_train_options *o, const row *r, const json_t *va
         return RS_OK;
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
     rs_status status =
-        rs_error_set(RS_ERR_ARGUMENT, "--%s: the checkpoint has %s: leave the option out%s%s",
-            r->option, text != NULL ? text : "another", r->loose ? ", or add --override " : "",
+        rs_error_set(RS_ERR_ARGUMENT, "--%s: the run has %s: leave the option out%s%s", r->option,
+            text != NULL ? text : "another", r->loose ? ", or add --override " : "",
             r->loose ? r->option : "");
     free(text);
     return status;
@@ -169,8 +175,8 @@ static rs_status apply_row(rs_train_options *o, const row *r, const json_t *trai
     if (is_of_kind(r->kind, value))
         status = apply_value(o, r, value, overrides, argc, argv);
     else
-        status = rs_error_set(
-            RS_ERR_MALFORMED, "%s: its checkpoint does not say the run's \"%s\"", o->job, r->key);
+        status =
+            rs_error_set(RS_ERR_MALFORMED, "%s: it does not say the run's \"%s\"", o->job, r->key);
     json_decref(absent);
     return status;
 }
@@ -226,12 +232,37 @@ static rs_status open_checkpoint(const rs_train_options *o, rs_native **out)
     return status;
 }
 
+/* What the run goes by, and the layout that it had. */
+typedef struct origin {
+    char *text; /* JSON */
+    char layout[RS_LAYOUT_TEXT];
+} origin;
+
+static rs_status find_origin(const rs_train_options *o, origin *out)
+{
+    rs_record record;
+    rs_native *native = NULL;
+    if (o->resume == RS_TRAIN_NEWEST && rs_record_read(o->job, &record) == RS_OK) {
+        out->text = record.run;
+        record.run = NULL;
+        /* A tight switch that was cut off will be finished. */
+        memcpy(out->layout, record.building >= 0 ? record.building_layout : record.layout,
+            sizeof out->layout);
+        rs_record_fini(&record);
+        return RS_OK;
+    }
+    RS_TRY(open_checkpoint(o, &native));
+    rs_status status = rs_native_extras(native, &out->text);
+    snprintf(out->layout, sizeof out->layout, "%s", rs_native_layout(native));
+    rs_native_close(native);
+    return status;
+}
+
 rs_status resume_apply(rs_train_options *o, const char *resume, bool job_given,
     const cli_list *overrides, int argc, char **argv)
 {
     size_t length;
-    char *text = NULL;
-    rs_native *native = NULL;
+    origin from = {0};
     o->resume = split(resume, &length);
     if (length == 0 || length >= sizeof o->job || o->resume == 0)
         return rs_error_set(
@@ -243,18 +274,97 @@ rs_status resume_apply(rs_train_options *o, const char *resume, bool job_given,
             "--job: wanted the directory that --resume names, or nothing, found '%s'", o->job);
     snprintf(o->job, sizeof o->job, "%s", folder);
     RS_TRY(check_overrides(overrides, argc, argv));
-    RS_TRY(open_checkpoint(o, &native));
-    rs_status status = rs_native_extras(native, &text);
-    json_t *extras = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    rs_status status = find_origin(o, &from);
+    json_t *extras = from.text != NULL ? json_loads(from.text, 0, NULL) : NULL;
     const json_t *training = json_object_get(extras, "training");
     for (size_t i = 0; i < ROWS && status == RS_OK; i++)
         status = apply_row(o, &rows[i], training, overrides, argc, argv);
     if (status == RS_OK && !is_given("layout", argc, argv))
-        snprintf(o->layout, sizeof o->layout, "%s", rs_native_layout(native));
+        memcpy(o->layout, from.layout, sizeof o->layout);
     if (o->micro_batch > o->global_batch)
         o->micro_batch = o->global_batch;
     json_decref(extras);
-    free(text);
-    rs_native_close(native);
+    free(from.text);
     return status;
+}
+
+/* ---- memory or checkpoint ---- */
+
+/* The newest checkpoint's step, -1 if there is none. */
+static int64_t newest_checkpoint(const rs_train_options *o)
+{
+    char folder[RS_TRAIN_PATH + 16];
+    int64_t *steps = NULL, newest = -1;
+    size_t count = 0;
+    snprintf(folder, sizeof folder, "%s/checkpoints", o->job);
+    if (rs_native_find(folder, &steps, &count) == RS_OK && count > 0)
+        newest = steps[0];
+    free(steps);
+    return newest;
+}
+
+/* What the killed job left in memory goes before its directory is another's; `state`: its arenas
+ * too. */
+static rs_status clear_former(const rs_train_options *o, bool state)
+{
+    rs_train_options former;
+    rs_train_options_init(&former);
+    rs_status status = rs_train_options_load(&former, o->job);
+    if (status == RS_OK)
+        status = launch_sweep(&former, state);
+    else if (status == RS_ERR_NOT_FOUND)
+        status = RS_OK;
+    rs_train_options_fini(&former);
+    return status;
+}
+
+static rs_status attach(rs_train_options *o, const rs_recovery *found)
+{
+    rs_record record;
+    RS_TRY(rs_record_read(o->job, &record));
+    snprintf(o->id, sizeof o->id, "%s", record.job);
+    snprintf(o->arena_dir, sizeof o->arena_dir, "%s", record.folder);
+    rs_record_fini(&record);
+    o->attach = found->generation;
+    memcpy(o->attach_layout, found->layout, sizeof o->attach_layout);
+    fprintf(stderr, "the state of step %" PRId64 " (%s) is whole in memory%s%s: going on from it\n",
+        found->step, found->layout, found->behind > 0 ? ", its last update completed" : "",
+        found->killed > 0 ? ", its old processes ended" : "");
+    return clear_former(o, false);
+}
+
+rs_status resume_choose(rs_train_options *o)
+{
+    rs_recovery found;
+    int64_t saved = newest_checkpoint(o);
+    rs_record record;
+    bool kept = rs_record_read(o->job, &record) == RS_OK;
+    if (kept)
+        rs_record_fini(&record);
+    if (!kept || o->resume != RS_TRAIN_NEWEST) {
+        if (kept)
+            fprintf(stderr,
+                "the state in memory is given up: --resume names the checkpoint of step %" PRId64
+                "\n",
+                o->resume);
+        return clear_former(o, true);
+    }
+    rs_status status = rs_train_recover(o->job, FENCE_SECONDS, &found);
+    if (status == RS_OK && found.step >= saved)
+        return attach(o, &found);
+    if (status == RS_OK) {
+        fprintf(stderr,
+            "the state in memory is of step %" PRId64 ", older than the checkpoint of step %" PRId64
+            ": going on from the checkpoint\n",
+            found.step, saved);
+        return clear_former(o, true);
+    }
+    bool gone =
+        status == RS_ERR_NOT_FOUND || status == RS_ERR_MALFORMED || status == RS_ERR_MISMATCH;
+    if (!gone || saved < 0)
+        return rs_error_context(status, "the state of %s in memory cannot be gone on from", o->job);
+    fprintf(stderr,
+        "the state in memory cannot be gone on from: %s; going on from the newest checkpoint\n",
+        rs_error_message());
+    return clear_former(o, true);
 }

@@ -426,18 +426,13 @@ static int conclude(const supervisor *s)
 
 /* ---- from beginning to end ---- */
 
-static rs_status begin(supervisor *s, sigset_t *before)
+static rs_status begin(supervisor *s)
 {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD};
     char path[RS_TRAIN_PATH + 16], name[RS_TRAIN_ID + 16];
     uint8_t secret[RS_SECRET];
-    sigset_t set;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);
-    sigemptyset(&set);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        sigaddset(&set, numbers[i]);
-    sigprocmask(SIG_BLOCK, &set, before);
+    sigset_t set = launch_hold_signals();
     s->signals = signalfd(-1, &set, SFD_CLOEXEC);
     if (s->signals < 0)
         return rs_error_errno(errno, "signalfd");
@@ -473,10 +468,11 @@ static void end(supervisor *s)
 int launch_run(const launch *l)
 {
     supervisor s = {.launch = l, .options = l->options, .signals = -1};
-    sigset_t before;
-    sigemptyset(&before);
     int code;
-    rs_status status = begin(&s, &before);
+    /* A world that begins from arenas makes its own in generations of their own. */
+    if (l->options->attach >= 0)
+        s.numbers = l->options->attach / RS_WORLD_GENERATIONS + 1;
+    rs_status status = begin(&s);
     if (status == RS_OK) {
         supervise(&s);
         reap_rest();
@@ -484,10 +480,13 @@ int launch_run(const launch *l)
     } else {
         code = cli_fail(l->command, status, NULL);
     }
-    status = launch_sweep(l->options);
+    /* A job that ends by itself, well or not, takes its record along. */
+    bool kept = s.stop_signal == 0 && launch_keeps_state(l->options);
+    status = launch_sweep(l->options, !kept);
     if (status != RS_OK)
         code = cli_fail(l->command, status, "cleaning up");
+    else if (kept)
+        launch_tell_kept(l->options, stderr);
     end(&s);
-    sigprocmask(SIG_SETMASK, &before, NULL);
     return code;
 }

@@ -2,8 +2,8 @@
  * A world's launcher, and what can be known of its ranks through it.
  *
  * 1. The launcher runs in a session of its own: Ctrl-C reaches the supervisor alone.
- * 2. Nobody outlives his parent: the launcher gets SIGTERM when the supervisor dies, a rank SIGKILL
- *    when its launcher dies.
+ * 2. A rank gets SIGKILL when its launcher dies. When the supervisor dies, ranks finish their step
+ *    and wait for another one (train/loop.c).
  * 3. While it gets ready, a new world yields to the one that trains.
  * 4. A launcher that has ended may have left bytes in its pipes; they are read until they end, for
  *    two seconds at most.
@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -70,12 +69,15 @@ static rs_status start_process(world *w)
         setsid();
         if (w->from != NULL)
             set_session_nice(getpid(), GUEST_NICE);
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
         int empty = open("/dev/null", O_RDONLY);
         if (empty >= 0)
             dup2(empty, STDIN_FILENO);
         dup2(out[1], STDOUT_FILENO);
         dup2(err[1], STDERR_FILENO);
+        /* With readers of its own the launcher is not ended by its output when the supervisor dies.
+         */
+        fcntl(out[0], F_SETFD, 0);
+        fcntl(err[0], F_SETFD, 0);
         if (getppid() == supervisor)
             execv(program, (char *const *)w->how.arguments);
         fprintf(stderr, "%s: %s\n", program, strerror(errno));

@@ -52,6 +52,7 @@ struct rs_arena {
     int generation;
     int rank;
     bool writable;
+    int lock; /* the open table file, locked while it is mapped for writing; -1 */
     rs_table table;
     rs_table_header *header; /* the mapped table file */
     mapping *extents;        /* as the table numbers them */
@@ -103,6 +104,8 @@ void rs_arena_close(rs_arena *arena)
     }
     if (arena->header != NULL)
         munmap(arena->header, (size_t)rs_table_file_bytes(&arena->table));
+    if (arena->lock >= 0)
+        close(arena->lock); /* last: who gets the lock finds nobody writing */
     free(arena->extents);
     free(arena->regions);
     rs_table_fini(&arena->table);
@@ -154,6 +157,7 @@ static rs_status map_arena(
     arena->rank = rank;
     arena->writable = writable;
     arena->own = -1;
+    arena->lock = -1;
     RS_TRY_GOTO(rs_table_read(keeper, generation, rank, fd, name, &arena->table), close_arena);
     const rs_table *table = &arena->table;
     int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -163,6 +167,8 @@ static rs_status map_arena(
         goto close_arena;
     }
     arena->header = header;
+    if (writable)
+        RS_TRY_GOTO(rs_table_lock(fd, name, &arena->header->owner), close_arena);
     arena->extents = rs_calloc(table->extent_count, sizeof *arena->extents);
     arena->regions = rs_calloc(table->entry_count, sizeof *arena->regions);
     if (arena->extents == NULL || arena->regions == NULL) {
@@ -185,7 +191,10 @@ static rs_status map_arena(
             .data = entry->bytes > 0 ? base + entry->offset : nothing};
     }
     arena->memory = (rs_memory){.regions = arena->regions, .count = table->entry_count};
-    close(fd);
+    if (writable)
+        arena->lock = fd;
+    else
+        close(fd);
     *out = arena;
     return RS_OK;
 close_arena:

@@ -164,6 +164,9 @@ rs_status rs_arena_delete(rs_keeper *keeper, int generation, int rank, const rs_
     RS_TRY_GOTO(
         remove_file(keeper, rs_arena_file_name(keeper, generation, rank, RS_ARENA_TABLE_NEW, name)),
         free_table);
+    RS_TRY_GOTO(
+        remove_file(keeper, rs_arena_file_name(keeper, generation, rank, RS_ARENA_LEDGER, name)),
+        free_table);
     for (size_t k = 0; k < table.extent_count; k++) {
         const rs_extent *extent = &table.extents[k];
         own_named = own_named || (extent->generation == generation && extent->rank == rank);

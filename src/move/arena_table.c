@@ -2,8 +2,8 @@
  * The table file of an arena.
  *
  * A table says which extent files a rank's segments lie in, and where. It is written once, aside,
- * and appears under its name whole or not at all; only its commit slots and its marks change
- * afterwards, and only by the arena's owner. docs/arena.md specifies the bytes.
+ * and appears under its name whole or not at all; only its commit slots, its owner and its
+ * marks change afterwards, and only by the arena's owner. docs/arena.md specifies the bytes.
  *
  * Invariants:
  * 1. Nothing of a table is used before everything in it was checked: names, hashes, order, ranges.
@@ -27,14 +27,14 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-#define VERSION 1
+#define VERSION 2
 #define MAX_COUNT                                                                                  \
     (1 << 24) /* of extents or entries: far above any model, far below any overflow                \
                */
 
 static const char magic[8] = {'R', 'S', 'A', 'R', 'E', 'N', 'A', '\n'};
 
-static const char *const endings[RS_ARENA_FILES] = {".table", ".table.new", ".extent"};
+static const char *const endings[RS_ARENA_FILES] = {".table", ".table.new", ".extent", ".ledger"};
 
 _Static_assert(sizeof(rs_table_header) <= RS_ARENA_PAGE, "the header is one page");
 _Static_assert(sizeof(rs_extent) == 16 && sizeof(rs_entry) == 24, "no padding in the file");
@@ -139,8 +139,7 @@ static uint64_t hash_header(const rs_table_header *header)
     return XXH3_64bits(header, offsetof(rs_table_header, header_hash));
 }
 
-/* Writes all bytes at `offset`; false with errno. */
-static bool write_all(int fd, const void *data, size_t bytes, int64_t offset)
+bool rs_file_write_at(int fd, const void *data, size_t bytes, int64_t offset)
 {
     const char *from = data;
     while (bytes > 0) {
@@ -156,8 +155,7 @@ static bool write_all(int fd, const void *data, size_t bytes, int64_t offset)
     return true;
 }
 
-/* Reads exactly `bytes`; false at the end of the file (errno 0) or with errno. */
-static bool read_all(int fd, void *data, size_t bytes, int64_t offset)
+bool rs_file_read_at(int fd, void *data, size_t bytes, int64_t offset)
 {
     char *to = data;
     while (bytes > 0) {
@@ -181,9 +179,9 @@ static rs_status write_file(int fd, const rs_table_header *header, const rs_tabl
     int64_t extents = body_bytes(table->extent_count, 0);
     int64_t entries = body_bytes(0, table->entry_count);
     if (ftruncate(fd, (off_t)rs_table_file_bytes(table)) != 0 ||
-        !write_all(fd, header, sizeof *header, 0) ||
-        !write_all(fd, table->extents, (size_t)extents, RS_ARENA_PAGE) ||
-        !write_all(fd, table->entries, (size_t)entries, RS_ARENA_PAGE + extents))
+        !rs_file_write_at(fd, header, sizeof *header, 0) ||
+        !rs_file_write_at(fd, table->extents, (size_t)extents, RS_ARENA_PAGE) ||
+        !rs_file_write_at(fd, table->entries, (size_t)entries, RS_ARENA_PAGE + extents))
         return rs_error_errno(errno, "cannot write it");
     return RS_OK;
 }
@@ -289,7 +287,7 @@ static rs_status read_checked(
     rs_table_header header;
     if (info.st_size < RS_ARENA_PAGE)
         return rs_error_set(RS_ERR_MALFORMED, "only %lld bytes long", (long long)info.st_size);
-    if (!read_all(fd, &header, sizeof header, 0))
+    if (!rs_file_read_at(fd, &header, sizeof header, 0))
         return rs_error_errno(errno, "cannot read the header");
     RS_TRY(check_header(keeper, generation, rank, &header, info.st_size));
     table->flags = header.flags;
@@ -303,8 +301,8 @@ static rs_status read_checked(
     int64_t entries = body_bytes(0, table->entry_count);
     if (table->extents == NULL || table->entries == NULL)
         return rs_error_memory((size_t)(extents + entries));
-    if (!read_all(fd, table->extents, (size_t)extents, RS_ARENA_PAGE) ||
-        !read_all(fd, table->entries, (size_t)entries, RS_ARENA_PAGE + extents))
+    if (!rs_file_read_at(fd, table->extents, (size_t)extents, RS_ARENA_PAGE) ||
+        !rs_file_read_at(fd, table->entries, (size_t)entries, RS_ARENA_PAGE + extents))
         return rs_error_errno(errno, "cannot read the entries");
     if (hash_body(table) != header.body_hash)
         return rs_error_set(RS_ERR_MALFORMED, "the entries' checksum is wrong");

@@ -18,6 +18,7 @@ typedef enum rs_arena_file {
     RS_ARENA_TABLE = 0,
     RS_ARENA_TABLE_NEW, /* a table being written */
     RS_ARENA_EXTENT,
+    RS_ARENA_LEDGER, /* ledger.h */
     RS_ARENA_FILES
 } rs_arena_file;
 
@@ -50,6 +51,12 @@ typedef struct rs_commit {
     uint64_t check;
 } rs_commit;
 
+/* The process that maps the arena for writing: it holds a lock on the table file. */
+typedef struct rs_table_owner {
+    uint64_t pid;   /* 0: none has said so */
+    uint64_t start; /* when it was started, in ticks since boot */
+} rs_table_owner;
+
 #define RS_TABLE_SPARSE 1u /* flag: made by rs_arena_create_sparse */
 
 /* The first page of a table file. The extents and entries follow it, then, at `marks`, the
@@ -67,7 +74,8 @@ typedef struct rs_table_header {
     int64_t marks;        /* byte offset of the marks */
     uint64_t body_hash;   /* XXH3 of the entries, seeded with that of the extents */
     uint64_t header_hash; /* XXH3 of the bytes before */
-    rs_commit commit[2];  /* these change; all else is written once */
+    rs_commit commit[2];  /* these two change; all else is written once */
+    rs_table_owner owner;
 } rs_table_header;
 
 /* A table read into memory. */
@@ -109,6 +117,14 @@ uint64_t rs_table_commit_check(uint64_t identity, const rs_commit *commit);
 
 /* The table of a mapped arena; NULL for NULL. */
 const rs_table *rs_arena_table(const rs_arena *arena);
+
+/* Locks the open table file for this process, which says in `owner`, mapped, who it is. The lock
+ * lasts as long as `fd` is open. RS_ERR_EXISTS: another process has it. */
+rs_status rs_table_lock(int fd, const char *name, rs_table_owner *owner) RS_MUST_CHECK;
+
+/* Writes, or reads, all bytes at `offset`; false with errno (0 at the end of the file). */
+bool rs_file_write_at(int fd, const void *data, size_t bytes, int64_t offset);
+bool rs_file_read_at(int fd, void *data, size_t bytes, int64_t offset);
 
 /* What the marks need: bytes of the whole file. */
 int64_t rs_table_file_bytes(const rs_table *table);

@@ -34,6 +34,7 @@
 #include <time.h>
 
 #include "base/checked.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/memory.h"
@@ -220,12 +221,16 @@ static rs_status pull(rs_engine *engine, size_t index)
         RS_TRY(rs_copy_execute_checked(engine->space, copy, &target, &source, &engine->cells));
     }
     finish_copy(engine, index);
-    if (copy->reach == RS_REACH_SELF) {
+    if (copy->reach == RS_REACH_SELF)
         engine->report.self_bytes += copy->bytes;
-        return engine->task.tight ? rs_tight_release(&engine->tight, copy) : RS_OK;
-    }
-    engine->report.node_bytes += copy->bytes;
-    return engine->task.tight ? rs_tight_mark(&engine->tight, copy->source) : RS_OK;
+    else
+        engine->report.node_bytes += copy->bytes;
+    if (!engine->task.tight)
+        return RS_OK;
+    rs_crash_point("tight.copy");
+    RS_TRY(rs_tight_mark(&engine->tight, copy->source));
+    rs_crash_point("tight.mark");
+    return copy->reach == RS_REACH_SELF ? rs_tight_release(&engine->tight, copy) : RS_OK;
 }
 
 /* Moves the local cursor past its next pull; true if it moved. */

@@ -18,16 +18,14 @@ static double now_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Makes the copies into `rank`. */
-static rs_status move_rank(const rs_placement *from, const rs_placement *to, int rank,
-    const rs_plan_options *options, const rs_memory *old, const rs_memory *now, rs_sums *sums,
-    rs_move_report *report)
+/* Makes the copies into the plan's rank. */
+static rs_status pull(const rs_plan *plan, const rs_placement *from, const rs_placement *to,
+    const rs_memory *old, const rs_memory *now, rs_sums *sums, rs_move_report *report)
 {
     rs_status status;
-    rs_plan *plan = NULL;
     rs_cells cells = {0};
     const rs_space *space = rs_placement_space(to);
-    RS_TRY_GOTO(rs_plan_create(from, to, rank, options, &plan), done);
+    int rank = rs_plan_rank(plan);
     RS_TRY_GOTO(rs_cells_init(&cells, sums), done);
     size_t count;
     const rs_copy *copies = rs_plan_copies(plan, &count);
@@ -39,7 +37,7 @@ static rs_status move_rank(const rs_placement *from, const rs_placement *to, int
             continue;
         RS_TRY_GOTO(
             rs_end_locate(from, copy->source, &old[copy->source], copy, &source, NULL), done);
-        RS_TRY_GOTO(rs_end_locate(to, rank, &now[rank], copy, &target, NULL), done);
+        RS_TRY_GOTO(rs_end_locate(to, rank, now, copy, &target, NULL), done);
         RS_TRY_GOTO(rs_copy_execute(space, copy, &target, &source, &cells), done);
         if (copy->reach == RS_REACH_SELF)
             report->self_bytes += copy->bytes;
@@ -50,8 +48,19 @@ static rs_status move_rank(const rs_placement *from, const rs_placement *to, int
     }
 done:
     rs_cells_fini(&cells);
-    rs_plan_destroy(plan);
     return status;
+}
+
+rs_status rs_move_pull(const rs_plan *plan, const rs_placement *from, const rs_placement *to,
+    const rs_memory *old, const rs_memory *now, rs_sums *sums, rs_move_report *report)
+{
+    double start = now_seconds();
+    rs_move_report total = {0};
+    RS_TRY(pull(plan, from, to, old, now, sums, &total));
+    total.seconds = now_seconds() - start;
+    if (report != NULL)
+        *report = total;
+    return RS_OK;
 }
 
 rs_status rs_move_local(const rs_placement *from, const rs_placement *to,
@@ -60,9 +69,14 @@ rs_status rs_move_local(const rs_placement *from, const rs_placement *to,
 {
     double start = now_seconds();
     rs_move_report total = {0};
-    for (int rank = 0; rank < rs_placement_holders(to); rank++)
-        RS_TRY(
-            move_rank(from, to, rank, options, old, now, sums != NULL ? sums[rank] : NULL, &total));
+    for (int rank = 0; rank < rs_placement_holders(to); rank++) {
+        rs_plan *plan = NULL;
+        RS_TRY(rs_plan_create(from, to, rank, options, &plan));
+        rs_status status =
+            pull(plan, from, to, old, &now[rank], sums != NULL ? sums[rank] : NULL, &total);
+        rs_plan_destroy(plan);
+        RS_TRY(status);
+    }
     total.sent_bytes = total.remote_bytes;
     total.seconds = now_seconds() - start;
     if (report != NULL)

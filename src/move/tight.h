@@ -56,7 +56,8 @@ rs_status rs_tight_reserve(rs_tight *tight, const rs_copy *copy) RS_MUST_CHECK;
 /* A copy from this rank is done: gives back the pages of which it was the last reader. */
 rs_status rs_tight_release(rs_tight *tight, const rs_copy *copy) RS_MUST_CHECK;
 
-/* This rank has pulled one more copy from `source`; or has halted and tells all its sources. */
+/* This rank has pulled one more copy from `source` (itself, too); or has halted and tells all its
+ * sources. */
 rs_status rs_tight_mark(rs_tight *tight, int source) RS_MUST_CHECK;
 rs_status rs_tight_halt(rs_tight *tight) RS_MUST_CHECK;
 

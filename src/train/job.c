@@ -5,9 +5,9 @@
  * so all return it. A rank that fails by itself in the middle of a step cannot be waited for: it
  * removes the job's arenas of its machine, tells its listener and ends the job with MPI_Abort. In a
  * supervised job the arenas are the supervisor's to remove, and a new world that fails before it
- * has taken over touches nothing but what it made. A
- * rank that dies is noticed by the launcher, which ends the others; signals.c and the supervisor
- * remove what is left.
+ * has taken over touches nothing but what it made. A rank that dies is noticed by the launcher,
+ * which ends the others; what they leave in memory is the job's state, which the record names, and
+ * can be gone on from.
  */
 #include <omp.h>
 #include <stdarg.h>
@@ -16,15 +16,19 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/attach.h"
 #include "train/comm.h"
 #include "train/job.h"
 #include "train/kernels.h"
 #include "train/member.h"
+#include "train/record.h"
 #include "train/save.h"
 #include "train/signals.h"
 #include "train/takeover.h"
+#include "train/twophase.h"
 
 double rs_job_seconds(void)
 {
@@ -99,9 +103,7 @@ static rs_status open_local(rs_job *job)
     if (job->sums == NULL)
         return rs_error_memory(rs_sums_word_count(job->space) * sizeof *job->sums);
     RS_TRY(rs_keeper_open(job->id, folder, &job->keeper));
-    RS_TRY(rs_signals_begin(job->id, folder));
-    if (o->member != NULL)
-        rs_signals_keep();
+    rs_signals_begin();
     return RS_OK;
 }
 
@@ -113,16 +115,37 @@ static rs_status begin_layout(rs_job *job)
     RS_TRY(rs_state_init(job->space, &layout, job->rank, &job->state));
     if (is_guest(job))
         return RS_OK;
-    return rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false);
+    /* A supervisor numbers its worlds so that their generations come after. */
+    if (rs_attaches(job) && job->options->member == NULL)
+        job->generation = job->first_generation = job->last_generation = job->options->attach + 1;
+    if (rs_attaches_alike(job)) {
+        job->generation = job->options->attach;
+        return rs_twophase_attach(
+            &job->state, rs_train_optimizer(job->options), job->keeper, job->generation);
+    }
+    RS_TRY(rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false));
+    return rs_twophase_begin(&job->state, rs_train_optimizer(job->options), job->keeper,
+        job->generation, job->options->threads, false);
 }
 
 static rs_status begin_state(rs_job *job)
 {
     if (is_guest(job))
         return rs_saver_create(job, &job->saver);
-    RS_TRY(rs_resume_state(job));
+    RS_TRY(rs_attaches(job) ? rs_attach_state(job) : rs_resume_state(job));
     RS_TRY(rs_saver_create(job, &job->saver));
-    return job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK;
+    if (job->state.arena == NULL)
+        return RS_OK;
+    rs_ledger_settle(job->state.ledger, job->step);
+    return rs_arena_commit(job->state.arena, job->step);
+}
+
+/* From here on what is in memory is the job's state. */
+static rs_status begin_record(rs_job *job)
+{
+    bool unsure;
+    RS_TRY(rs_job_record(job, &unsure));
+    return rs_job_agree(job, rs_attach_settle(job));
 }
 
 static rs_status begin_trainer(rs_job *job)
@@ -157,6 +180,8 @@ static rs_status set_up(rs_job *job)
     if (is_guest(job))
         RS_TRY(rs_takeover_prepare(job));
     RS_TRY(rs_job_agree(job, begin_state(job)));
+    if (!is_guest(job))
+        RS_TRY(begin_record(job));
     layout = job->state.layout;
     rs_world_init(&job->world, &layout, rs_space_expert_count(job->space), job->comm);
     while (!rs_world_build(&job->world))
@@ -171,7 +196,9 @@ static rs_status set_up(rs_job *job)
 
 static void tell_start(const rs_job *job)
 {
-    if (job->rank != 0 || job->listener->start == NULL || job->first_generation > 0)
+    const rs_member *member = job->options->member;
+    bool continues = member != NULL && rs_member_world_of(member)->from.ranks > 0;
+    if (job->rank != 0 || job->listener->start == NULL || continues)
         return;
     char meaning[RS_LAYOUT_TEXT];
     rs_train_start start = {.layout = job->layout,
@@ -190,6 +217,8 @@ static void tell_start(const rs_job *job)
 /* Removes this rank's arenas, of all generations that may exist. */
 static rs_status remove_arenas(rs_job *job)
 {
+    if (rs_attaches(job))
+        RS_TRY(rs_arena_delete(job->keeper, job->options->attach, job->rank, NULL));
     for (int g = job->first_generation; g <= job->last_generation; g++)
         RS_TRY(rs_arena_delete(job->keeper, g, job->rank, NULL));
     return RS_OK;
@@ -203,6 +232,7 @@ static void close_job(rs_job *job)
     rs_state_fini(&job->state);
     rs_signals_end();
     rs_keeper_close(job->keeper);
+    rs_record_fini(&job->record);
     rs_data_close(job->data);
     rs_space_destroy(job->space);
     free(job->sums);
@@ -228,7 +258,10 @@ static rs_status fail(rs_job *job, rs_status status)
     char message[1024];
     snprintf(message, sizeof message, "%s", rs_error_message());
     rs_member *member = job->options->member;
-    if (member == NULL && job->keeper != NULL && rs_keeper_sweep(job->keeper) != RS_OK)
+    bool owns = !job->keeps && !is_guest(job);
+    if (owns && (job->rank == 0 || !job->agreed) && rs_record_remove(job->options->job) != RS_OK)
+        rs_job_notice(job, "the job's record is left over: %s", rs_error_message());
+    if (owns && member == NULL && job->keeper != NULL && rs_keeper_sweep(job->keeper) != RS_OK)
         rs_job_notice(job, "arenas are left over: %s", rs_error_message());
     if (is_guest(job)) {
         bool told = job->rank == 0 && rs_member_tell(member, "failed",
@@ -252,6 +285,7 @@ static rs_status finish(rs_job *job)
     rs_saver_settle(job);
     if (job->outcome == RS_TRAIN_LEFT)
         return RS_OK;
+    RS_TRY(rs_job_agree(job, rs_job_record_remove(job)));
     RS_TRY(rs_job_agree(job, remove_arenas(job)));
     RS_TRY(rs_job_agree(job, rs_job_report(job, states[job->outcome], "", true)));
     if (job->rank == 0 && job->listener->end != NULL)
@@ -263,6 +297,7 @@ rs_status rs_train_run(const rs_train_options *options, const rs_train_listener 
     MPI_Comm comm, rs_train_outcome *outcome)
 {
     rs_job job = {.options = options, .listener = listener, .sums_step = -1};
+    job.keeps = options->attach >= 0; /* until the world stands */
     job.host = MPI_COMM_NULL;
     rs_world_none(&job.world);
     rs_switch_reset(&job);
@@ -270,6 +305,7 @@ rs_status rs_train_run(const rs_train_options *options, const rs_train_listener 
     MPI_Comm_dup(comm, &job.orders);
     MPI_Comm_rank(comm, &job.rank);
     MPI_Comm_size(comm, &job.ranks);
+    rs_crash_begin(job.rank);
     omp_set_num_threads(options->threads);
     rs_product_set_threads(options->threads);
     if (options->member != NULL) {
@@ -280,6 +316,7 @@ rs_status rs_train_run(const rs_train_options *options, const rs_train_listener 
     }
     rs_status status = set_up(&job);
     if (status == RS_OK) {
+        job.keeps = false;
         tell_start(&job);
         status = rs_job_loop(&job);
     }

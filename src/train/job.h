@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "reshard/arena.h"
+#include "reshard/elastic.h"
 #include "reshard/model.h"
 #include "reshard/plan.h"
 #include "train/control.h"
@@ -27,6 +28,7 @@ typedef enum rs_order_kind {
     RS_ORDER_SLICE,    /* build the next of its communicators */
     RS_ORDER_SWITCH,   /* do it, or give it up if some rank could not prepare */
     RS_ORDER_STOP,     /* end the job */
+    RS_ORDER_WAIT,     /* nobody watches the job any more: wait for one who does */
     RS_ORDER_SAVE,     /* copy the state and begin to write it */
     RS_ORDER_SAVED,    /* collect what was written, commit it */
     RS_ORDER_LEAVE     /* stop here and give the state to the next world */
@@ -105,7 +107,10 @@ typedef struct rs_job {
     uint64_t *sums;    /* reduced words of the certificate of the state at step sums_step */
     int64_t sums_step; /* -1: none */
 
+    bool keeps; /* if the job fails now, its state stays in memory: it can be gone on from */
+
     /* rank 0 */
+    rs_record record; /* epoch 0: none yet */
     rs_control_lock *lock;
     rs_control *control;
     rs_metrics *metrics;

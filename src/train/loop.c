@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/comm.h"
@@ -32,15 +33,18 @@
 #include "train/save.h"
 #include "train/signals.h"
 #include "train/takeover.h"
+#include "train/twophase.h"
 
 #define TAG_ORDER 91
 #define TAG_REPORT 92
+#define TAG_WAKE 94
 
 #define AHEAD 32         /* steps before a scheduled switch at which its preparation begins */
 #define TOUCH_SHARE 0.02 /* of a step's time goes to touching memory ahead */
 #define IDLE_NAP 0.002   /* seconds between an idle rank's looks */
 #define IDLE_TOUCH 0.02  /* seconds of touching between two looks */
 #define SUPERVISOR 1.0   /* seconds between looks for the supervisor */
+#define ORPHAN_NAP 0.05  /* seconds between looks while there is none */
 
 /* What a rank says at the end of a step's gradient. */
 typedef struct summary {
@@ -144,6 +148,30 @@ static bool is_orphan(rs_job *job)
     return !rs_control_is_claimed(job->options->job, NULL);
 }
 
+/*
+ * The supervisor is gone, and the step is whole: the state waits in memory for a new owner, who
+ * ends these processes before he reads it. If none comes in time, the job ends as it would on
+ * SIGTERM, saving what it is to save.
+ */
+static void wait_for_owner(rs_job *job)
+{
+    double deadline = rs_job_seconds() + 60 * job->options->orphan_minutes;
+    int there = 0, word = 0;
+    if (job->rank != 0) {
+        while (!there) {
+            nap(ORPHAN_NAP);
+            MPI_Iprobe(0, TAG_WAKE, job->orders, &there, MPI_STATUS_IGNORE);
+        }
+        rs_comm_receive(job->orders, 0, TAG_WAKE, &word, sizeof word);
+        return;
+    }
+    while (rs_job_seconds() < deadline && !rs_signals_caught())
+        nap(ORPHAN_NAP);
+    job->signalled = true;
+    for (int r = 1; r < job->world.size; r++)
+        rs_comm_send(job->orders, r, TAG_WAKE, &word, sizeof word);
+}
+
 /* Whether the ranks of the layout are `ready` is known from their summaries (false where there are
  * none). */
 static rs_status decide(rs_job *job, bool ready, rs_order *order)
@@ -152,7 +180,12 @@ static rs_status decide(rs_job *job, bool ready, rs_order *order)
     read_reports(job);
     RS_TRY(rs_requests_take(job, order));
     bool last = order->step >= job->options->steps;
-    if (job->signalled || job->stop_asked || is_orphan(job)) {
+    if (is_orphan(job) && !job->signalled && !job->stop_asked) {
+        order->kind = RS_ORDER_WAIT;
+        order->more = true;
+        return RS_OK;
+    }
+    if (job->signalled || job->stop_asked) {
         order->kind = RS_ORDER_STOP;
         order->outcome = job->stop_asked ? RS_TRAIN_STOPPED : RS_TRAIN_TERMINATED;
     } else if (order->kind == RS_ORDER_PREPARE) {
@@ -185,7 +218,7 @@ static rs_status decide(rs_job *job, bool ready, rs_order *order)
 /* Tells the ranks beyond the layout, which have not been told with the others. */
 static void tell_idle(const rs_job *job, const rs_order *order)
 {
-    if (job->rank != 0 || order->kind == RS_ORDER_NONE)
+    if (job->rank != 0 || order->kind == RS_ORDER_NONE || order->kind == RS_ORDER_WAIT)
         return;
     for (int r = job->world.size; r < job->ranks; r++)
         rs_comm_send(job->orders, r, TAG_ORDER, order, sizeof *order);
@@ -278,26 +311,34 @@ static rs_status inject_faults(const rs_job *job, int64_t step)
     return RS_OK;
 }
 
-static rs_status tell_step(rs_job *job, const verdict *v, double lr, double seconds)
+/* The numbers of the step that has just been computed, `begun` when it was. */
+static rs_step_note make_note(const rs_job *job, int64_t step, const verdict *v, double begun)
 {
-    if (job->rank != 0)
-        return RS_OK;
     const rs_train_options *o = job->options;
     struct timespec now;
+    double norm = sqrt(v->square), lr = rs_learning_rate(o->lr, o->warmup, o->steps, step);
     clock_gettime(CLOCK_REALTIME, &now);
-    rs_train_step line = {.step = job->step,
-        .steps = o->steps,
+    return (rs_step_note){.rate = {step, (float)lr, (float)rs_clip_factor(norm)},
         .loss = v->loss,
-        .tokens = o->global_batch * o->seq,
-        .seconds = seconds,
-        .layout = job->layout,
-        .samples = job->step * o->global_batch,
+        .grad_norm = norm,
         .lr = lr,
-        .grad_norm = sqrt(v->square),
+        .seconds = rs_job_seconds() - begun,
         .time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
+        .tokens = o->global_batch * o->seq,
+        .samples = step * o->global_batch,
         .experts = job->model.experts > 0,
         .aux_loss = v->routing.balance,
         .close = v->routing.close};
+}
+
+/* Appends the step's line: before the next step can be ready, so at most one line is ever missing.
+ */
+static rs_status tell_step(rs_job *job, const rs_step_note *note)
+{
+    if (job->rank != 0)
+        return RS_OK;
+    rs_train_step line = rs_step_line(note, job->options->steps, job->layout);
+    rs_crash_point("line");
     RS_TRY(rs_metrics_step(job->metrics, &line));
     RS_TRY(rs_job_report(job, "training", "", false));
     if (job->listener->step != NULL)
@@ -307,12 +348,12 @@ static rs_status tell_step(rs_job *job, const verdict *v, double lr, double seco
 
 static rs_status train_step(rs_job *job, rs_order *order)
 {
-    const rs_train_options *o = job->options;
     double begun = rs_job_seconds();
     int64_t step = job->step + 1;
     summary mine;
     verdict v;
     memset(&mine, 0, sizeof mine);
+    rs_crash_step(step);
     if (job->next.pending)
         mine.ready = rs_switch_touch(job, TOUCH_SHARE * job->step_seconds);
     mine.signalled = rs_signals_caught();
@@ -321,20 +362,22 @@ static rs_status train_step(rs_job *job, rs_order *order)
     mine.routing = rs_trainer_routing(job->trainer);
     RS_TRY(inject_faults(job, step));
     RS_TRY(summarise(job, &mine, &v));
-    double norm = sqrt(v.square), lr = rs_learning_rate(o->lr, o->warmup, o->steps, step);
-    if (!isfinite(norm) || !isfinite(v.loss)) {
+    rs_step_note note = make_note(job, step, &v, begun);
+    if (!isfinite(note.grad_norm) || !isfinite(v.loss)) {
         job->agreed = job->rank != 0; /* all of the layout know; rank 0 ends the idle ones */
         return rs_error_set(RS_ERR_MISMATCH,
             "step %lld: the loss (%g) or the gradient's norm (%g) is not finite: lower the "
             "learning rate",
-            (long long)step, v.loss, norm);
+            (long long)step, v.loss, note.grad_norm);
     }
-    rs_update_rate rate = {step, (float)lr, (float)rs_clip_factor(norm)};
-    rs_trainer_update(job->trainer, &rate);
+    rs_trainer_direct(job->trainer, &note.rate);
+    rs_twophase_ready(&job->state, &note);
+    MPI_Barrier(job->world.all);
+    rs_trainer_update(job->trainer, &note.rate);
     job->step = step;
-    job->step_seconds = rs_job_seconds() - begun;
+    note.seconds = job->step_seconds = rs_job_seconds() - begun;
     *order = v.order;
-    return tell_step(job, &v, lr, job->step_seconds);
+    return tell_step(job, &note);
 }
 
 static rs_status obey(rs_job *job, const rs_order *order)
@@ -360,6 +403,9 @@ static rs_status obey(rs_job *job, const rs_order *order)
         break;
     case RS_ORDER_SAVED:
         return rs_saver_end(job);
+    case RS_ORDER_WAIT:
+        wait_for_owner(job);
+        break;
     case RS_ORDER_STOP:
         if (job->next.pending)
             rs_switch_cancel(job);

@@ -1,8 +1,8 @@
 /*
  * metrics.jsonl and status.json.
  *
- * 1. A line is one write() to a descriptor opened for appending: it is there whole or not at all,
- * however the process ends.
+ * 1. A line is one write() to a descriptor opened for appending. One that was cut off all the same
+ * (a power cut, a full disk) is taken out when the job goes on.
  * 2. A step's line is written once, after the step has committed.
  * 3. Losses and norms have nine significant digits, so that a float32 is read back as it was.
  */
@@ -192,6 +192,25 @@ rs_status rs_metrics_cut(rs_metrics *m, int64_t step)
     m->fd = open(m->path, O_WRONLY | O_APPEND | O_CLOEXEC);
     m->last.step = step;
     return m->fd >= 0 ? RS_OK : rs_error_errno(errno, "cannot open %s", m->path);
+}
+
+rs_status rs_metrics_last_line(const rs_metrics *m, int64_t *step)
+{
+    char *line = NULL;
+    size_t room = 0;
+    FILE *file = fopen(m->path, "r");
+    if (file == NULL)
+        return rs_error_errno(errno, "cannot read %s", m->path);
+    *step = 0;
+    while (getline(&line, &room, file) > 0) {
+        json_t *root = json_loads(line, 0, NULL);
+        if (json_is_object(root) && json_object_get(root, "event") == NULL)
+            *step = json_integer_value(json_object_get(root, "step"));
+        json_decref(root);
+    }
+    free(line);
+    fclose(file);
+    return RS_OK;
 }
 
 static void put_words(rs_text *text, const char *key, const uint64_t *words, size_t count)

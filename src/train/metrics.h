@@ -33,6 +33,9 @@ rs_status rs_metrics_line(rs_metrics *metrics, const char *json) RS_MUST_CHECK;
  * line that was cut off. */
 rs_status rs_metrics_cut(rs_metrics *metrics, int64_t step) RS_MUST_CHECK;
 
+/* The last step that has a line, 0 if none has. */
+rs_status rs_metrics_last_line(const rs_metrics *metrics, int64_t *step) RS_MUST_CHECK;
+
 /* The tests' view of a switch: a hash of every rank's memory before and after, and the state's
  * sums. */
 typedef struct rs_metrics_proof {

@@ -29,6 +29,7 @@
 #include "train/comm.h"
 #include "train/group.h"
 #include "train/method.h"
+#include "train/twophase.h"
 
 #define ITERATIONS 5
 #define SIZE 0.2 /* of a direction's elements, in the mean */
@@ -81,7 +82,7 @@ struct rs_muon {
     part *have;        /* [matrix][team]: each element of a matrix once, but for shared heads */
     part *want;        /* [matrix][team]: what is updated there */
     rs_runs directions;
-    float *memory; /* of the directions */
+    float *memory; /* of the directions; NULL where they lie in the ledger */
     float *whole;  /* the own matrix of a round */
     float *scratch;
     float *moved; /* messages of a round */
@@ -265,24 +266,36 @@ static rs_status list_all_parts(rs_muon *muon, int role)
 
 /* ---- memory ---- */
 
-static rs_status make_directions(rs_muon *muon)
+/* Of where the optimizer is whole all that the rank has, else its piece. */
+rs_status rs_muon_runs(
+    const rs_state *state, const rs_optimizer *optimizer, float *memory, rs_runs *out)
 {
-    int64_t elements = 0;
-    for (size_t i = 0; i < muon->matrices.count; i++) {
-        const part *p = part_of(muon, muon->want, i, muon->me);
-        for (size_t k = p->first; k < p->end; k++) {
-            const piece *own = &muon->pieces.items[k];
-            int64_t count = own->rows * own->columns;
-            RS_TRY(rs_runs_add(
-                &muon->directions, &(rs_run){own->position, own->position + count, 0, NULL}));
-            elements += count;
-        }
+    bool whole = state->layout.zero == 0;
+    const rs_placement *placement = whole ? state->whole : state->flat;
+    for (int t = 0; t < rs_space_tensor_count(state->space); t++) {
+        int mesh = rs_group_mesh(rs_space_tensor(state->space, t));
+        if (is_muons(state, optimizer, t))
+            RS_TRY(rs_state_pieces(state, placement, state->rank, mesh,
+                whole ? 0 : rs_state_update_role(state, t), t, out));
     }
-    muon->memory = rs_calloc((size_t)elements, sizeof *muon->memory);
-    if (muon->memory == NULL)
-        return rs_error_memory((size_t)elements * sizeof *muon->memory);
-    rs_runs_sort(&muon->directions, sizeof *muon->memory);
-    rs_runs_place(&muon->directions, sizeof *muon->memory, muon->memory);
+    rs_runs_sort(out, sizeof *memory);
+    rs_runs_place(out, sizeof *memory, memory);
+    return RS_OK;
+}
+
+static rs_status make_directions(rs_muon *muon, const rs_optimizer *optimizer)
+{
+    RS_TRY(rs_muon_runs(muon->state, optimizer, NULL, &muon->directions));
+    int64_t elements = rs_runs_elements(&muon->directions);
+    float *memory;
+    if (muon->state->ledger != NULL) {
+        memory = rs_twophase_directions(muon->state);
+    } else {
+        memory = muon->memory = rs_calloc((size_t)elements, sizeof *memory);
+    }
+    if (memory == NULL)
+        return rs_error_memory((size_t)elements * sizeof *memory);
+    rs_runs_place(&muon->directions, sizeof *memory, memory);
     return RS_OK;
 }
 
@@ -305,7 +318,7 @@ static int64_t most_elements(rs_muon *muon)
     return most;
 }
 
-static rs_status make_memory(rs_muon *muon)
+static rs_status make_memory(rs_muon *muon, const rs_optimizer *optimizer)
 {
     int64_t whole = 0, scratch = 0, moved = most_elements(muon);
     for (size_t i = (size_t)muon->me; i < muon->matrices.count; i += (size_t)muon->size) {
@@ -320,7 +333,7 @@ static rs_status make_memory(rs_muon *muon)
     if (muon->whole == NULL || muon->scratch == NULL || muon->moved == NULL ||
         muon->requests == NULL)
         return rs_error_memory((size_t)(whole + scratch + moved) * sizeof *muon->whole);
-    return make_directions(muon);
+    return make_directions(muon, optimizer);
 }
 
 rs_status rs_muon_create(const rs_world *world, const rs_state *state,
@@ -341,7 +354,7 @@ rs_status rs_muon_create(const rs_world *world, const rs_state *state,
     int role = rs_space_find_role(state->space, optimizer->roles[0]);
     muon->momenta = rs_state_runs(state, role);
     RS_TRY_GOTO(list_all_parts(muon, role), done);
-    RS_TRY_GOTO(make_memory(muon), done);
+    RS_TRY_GOTO(make_memory(muon, optimizer), done);
     *out = muon;
     muon = NULL;
 done:

@@ -22,7 +22,13 @@ rs_status rs_muon_create(const rs_world *world, const rs_state *state,
     const rs_optimizer *optimizer, const rs_runs *gradients, rs_muon **out) RS_MUST_CHECK;
 void rs_muon_destroy(rs_muon *muon);
 
-/* Where the directions of all that this rank updates lie. Local. */
+/* The directions of all that the state's rank updates, lying from `memory` on; none where no tensor
+ * is Muon's. rs_runs_fini. Local. */
+rs_status rs_muon_runs(const rs_state *state, const rs_optimizer *optimizer, float *memory,
+    rs_runs *out) RS_MUST_CHECK;
+
+/* Where the directions of all that this rank updates lie: in the state's ledger, if it has one.
+ * Local. */
 const rs_runs *rs_muon_directions(const rs_muon *muon);
 
 /* Makes the directions of a step whose gradient is multiplied by `clip`. Collective over the ranks

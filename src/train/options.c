@@ -65,6 +65,9 @@ static const member members[] = {
     {"save_on_exit", FLAG, AT(save_on_exit), 0},
     {"keep", INTEGER, AT(keep), 0},
     {"resume", INTEGER, AT(resume), 0},
+    {"attach", SMALL, AT(attach), 0},
+    TEXT_AT("attach_layout", attach_layout),
+    {"orphan_minutes", REAL, AT(orphan_minutes), 0},
     TEXT_AT("init", init),
     {"supervised", FLAG, AT(supervised), 0},
     {"fault_certificate_switch", INTEGER, AT(fault.certificate_switch), 0},
@@ -96,6 +99,8 @@ void rs_train_options_init(rs_train_options *options)
     options->lr = 3e-4;
     options->warmup = 10;
     options->threads = 1;
+    options->attach = -1;
+    options->orphan_minutes = 10;
 }
 
 void rs_train_options_fini(rs_train_options *options)

@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/comm.h"
@@ -160,6 +161,7 @@ static rs_status forward(rs_pipeline *p, int64_t step, const rs_turn *turn, doub
     double loss = 0;
     if (first || last)
         RS_TRY(rs_data_read(s->data, sample, batch, p->tokens, p->targets));
+    rs_crash_point("forward");
     const float *input = first ? NULL : receive(p, -1, tag_of(p, stage, false), floats);
     float *output = last ? NULL : next_buffer(p);
     RS_TRY(rs_stage_forward(
@@ -182,6 +184,7 @@ static rs_status backward(rs_pipeline *p, int64_t step, const rs_turn *turn)
     int slot = (int)(turn->micro % s->schedule->slots[turn->chunk]);
     int64_t sample, floats = micro_batch(p, step, turn->micro, &sample) * s->seq * s->hidden;
     float scale = (float)(1.0 / ((double)s->global_batch * (double)s->seq));
+    rs_crash_point("backward");
     const float *output = last ? NULL : receive(p, 1, tag_of(p, stage + 1, true), floats);
     float *input = first ? NULL : next_buffer(p);
     RS_TRY(rs_stage_backward(

@@ -7,10 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "train/attach.h"
 #include "train/job.h"
+#include "train/twophase.h"
 
 /* Bytes of arena tables and page rounding, per rank, at most. */
 #define OVERHEAD (256 << 10)
@@ -53,7 +56,8 @@ void rs_job_plan_options(const rs_job *job, rs_plan_options *out)
     *out = (rs_plan_options){.node_of = job->node_of, .adopt = true};
 }
 
-/* What this rank needs while it switches from `from` to `to`. */
+/* What this rank needs while it switches from `from` to `to`: in tight mode the gradients of the
+ * one go before those of the other come. */
 static rs_status switch_bytes(
     const rs_job *job, const rs_state *from, const rs_state *to, int64_t *bytes)
 {
@@ -64,6 +68,10 @@ static rs_status switch_bytes(
     const rs_plan_figures *figures = rs_plan_figures_of(plan);
     *bytes = job->options->tight ? figures->peak_tight : figures->peak_safe;
     rs_plan_destroy(plan);
+    int64_t old = 0, new = 0;
+    RS_TRY(rs_twophase_bytes(from, rs_train_optimizer(job->options), job->options->threads, &old));
+    RS_TRY(rs_twophase_bytes(to, rs_train_optimizer(job->options), job->options->threads, &new));
+    *bytes += job->options->tight ? rs_max64(old, new) : old + new;
     return RS_OK;
 }
 
@@ -94,12 +102,15 @@ rs_status rs_job_check_room(rs_job *job)
     const rs_train_options *o = job->options;
     rs_state now = {0}, then = {0};
     rs_layout layout;
-    int64_t bytes = 0;
+    int64_t bytes = 0, ledger = 0;
     rs_status mine = rs_layout_parse(o->layout, &layout), status;
     if (mine == RS_OK)
         mine = rs_state_init(job->space, &layout, job->rank, &now);
     if (mine == RS_OK)
         mine = rs_state_footprint(&now, &bytes);
+    if (mine == RS_OK)
+        mine = rs_twophase_bytes(&now, rs_train_optimizer(o), o->threads, &ledger);
+    bytes = rs_attaches_alike(job) ? 0 : bytes + ledger; /* those are there already */
     RS_TRY_GOTO(check_machine(job, mine, bytes, "training", false), done);
     for (size_t i = 0; i < o->switch_count; i++) {
         char what[RS_LAYOUT_TEXT + 32];

@@ -26,6 +26,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -122,12 +123,12 @@ static void join(worker *w)
 static void *write_run(void *context)
 {
     rs_saver *s = context;
+    rs_crash_point("save.write");
     finish(&s->write, rs_save_write(s->copy, &s->name));
     return NULL;
 }
 
-/* What the run goes by, as JSON; free() it. */
-static char *extras_text(const rs_job *job, int64_t step)
+char *rs_save_extras(const rs_job *job, int64_t step)
 {
     const rs_train_options *o = job->options;
     char model[RS_TRAIN_PATH], data[RS_TRAIN_PATH];
@@ -151,7 +152,7 @@ static rs_status commit(rs_saver *s)
 {
     const rs_job *job = s->job;
     rs_save_about about = {.layout = s->layout, .world = s->world};
-    char *extras = extras_text(job, s->name.step);
+    char *extras = rs_save_extras(job, s->name.step);
     if (extras == NULL)
         return rs_error_memory(1);
     about.extras = extras;
@@ -164,6 +165,7 @@ static rs_status commit(rs_saver *s)
 static void *commit_run(void *context)
 {
     rs_saver *s = context;
+    rs_crash_point("save.commit");
     finish(&s->commit, commit(s));
     return NULL;
 }
@@ -339,6 +341,7 @@ void rs_saver_begin(rs_job *job)
     rs_status status =
         rs_save_begin(job->state.placement, job->rank, rs_state_memory(&job->state), &s->copy);
     s->pause = rs_job_seconds() - begun;
+    rs_crash_point("save.begin");
     if (status == RS_OK)
         start(&s->write, write_run, s);
     else

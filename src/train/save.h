@@ -41,6 +41,9 @@ void rs_saver_forget(rs_saver *saver);
 /* Before the job ends: rank 0 waits for the commit. Local. */
 void rs_saver_settle(rs_job *job);
 
+/* What the run goes by, at `step`, as JSON; free() it; NULL without memory. */
+char *rs_save_extras(const rs_job *job, int64_t step);
+
 /* "JOB/checkpoints". */
 char *rs_save_folder(const rs_train_options *options, char path[RS_TRAIN_PATH + 16]);
 

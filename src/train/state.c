@@ -82,6 +82,7 @@ void rs_state_fini(rs_state *state)
     int roles = state->space != NULL ? rs_space_role_count(state->space) : 0;
     for (int role = 0; state->runs != NULL && role < roles; role++)
         rs_runs_fini(&state->runs[role]);
+    rs_ledger_close(state->ledger);
     rs_arena_close(state->arena);
     rs_placement_destroy(state->flat);
     rs_placement_destroy(state->placement);
@@ -307,6 +308,15 @@ rs_status rs_state_take_over(rs_state *state, rs_keeper *keeper, int generation,
             keeper, generation, state->rank, &segments, adopted, adopted_count, &state->arena);
     rs_segment_list_fini(&segments);
     RS_TRY(status);
+    return map_roles(state);
+}
+
+rs_status rs_state_open(rs_state *state, rs_keeper *keeper, int generation)
+{
+    RS_TRY(rs_arena_open(keeper, generation, state->rank, true, &state->arena));
+    if (rs_arena_step(state->arena) < 0)
+        return rs_error_set(
+            RS_ERR_NOT_FOUND, "the arena of rank %d was never committed", state->rank);
     return map_roles(state);
 }
 

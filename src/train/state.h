@@ -11,6 +11,7 @@
 #include "reshard/arena.h"
 #include "reshard/certificate.h"
 #include "reshard/layout.h"
+#include "reshard/ledger.h"
 #include "reshard/placement.h"
 #include "reshard/space.h"
 #include "train/runs.h"
@@ -31,6 +32,7 @@ typedef struct rs_state {
     rs_placement *placement; /* of the layout */
     rs_placement *flat;      /* of the same layout with zero=3: who updates, and sums, what */
     rs_arena *arena;         /* NULL until rs_state_allocate, and for a rank that holds nothing */
+    rs_ledger *ledger;       /* twophase.h; NULL where steps are not to survive a crash */
     int blocks;
     rs_runs *runs; /* of each role; after rs_state_allocate */
     int *carried;  /* segments that were adopted: they lie in extents of older generations */
@@ -53,6 +55,10 @@ rs_status rs_state_allocate(rs_state *state, rs_keeper *keeper, int generation, 
 /* The same for a rank of a new world: what it adopts lies in arenas of an old one. */
 rs_status rs_state_take_over(rs_state *state, rs_keeper *keeper, int generation,
     const rs_adoption *adopted, size_t adopted_count) RS_MUST_CHECK;
+
+/* Maps the arena of `generation` that there is, for writing. RS_ERR_NOT_FOUND if it was never
+ * committed. */
+rs_status rs_state_open(rs_state *state, rs_keeper *keeper, int generation) RS_MUST_CHECK;
 
 /* Unmaps and forgets; the arena's files stay. */
 void rs_state_fini(rs_state *state);

@@ -60,9 +60,11 @@ struct rs_supply {
     buffer incoming[WEIGHT_BUFFERS];
     buffer outgoing[GRADIENT_BUFFERS];
     uint64_t clock;
-    float *whole; /* gradients; NULL where they are not kept */
+    float *whole;     /* gradients; NULL where they are not kept */
+    float *own_whole; /* NULL where they lie in the state's ledger */
     rs_runs whole_runs;
     float *piece; /* reduced */
+    float *own_piece;
     rs_runs piece_runs;
 };
 
@@ -204,14 +206,25 @@ static rs_status make_gradients(rs_supply *s)
         for (size_t i = 0; i < piece->count; i++)
             RS_TRY(rs_runs_add(&s->piece_runs, &piece->items[i]));
     }
-    RS_TRY(make_floats(&s->piece, rs_runs_elements(&s->piece_runs)));
+    /* What the update reads has to outlive this process. */
+    bool pieces_last = state->ledger != NULL && is_cut(s, RS_ROLE_OPTIMIZER);
+    bool whole_lasts = state->ledger != NULL && !is_cut(s, RS_ROLE_OPTIMIZER);
+    if (pieces_last)
+        s->piece = rs_ledger_work(state->ledger);
+    else
+        RS_TRY(make_floats(&s->own_piece, rs_runs_elements(&s->piece_runs)));
+    s->piece = pieces_last ? s->piece : s->own_piece;
     rs_runs_place(&s->piece_runs, sizeof *s->piece, s->piece);
     if (is_cut(s, RS_ROLE_GRADIENT)) {
         for (int i = 0; i < GRADIENT_BUFFERS; i++)
             RS_TRY(make_buffer(s, false, &s->outgoing[i]));
         return RS_OK;
     }
-    RS_TRY(make_floats(&s->whole, elements));
+    if (whole_lasts)
+        s->whole = rs_ledger_work(state->ledger);
+    else
+        RS_TRY(make_floats(&s->own_whole, elements));
+    s->whole = whole_lasts ? s->whole : s->own_whole;
     RS_TRY(rs_runs_add(&s->whole_runs, &(rs_run){0, elements, 0, (char *)s->whole}));
     for (size_t i = 0; i < s->gradients.count; i++)
         *s->gradients.items[i].member = s->whole + s->gradients.items[i].position;
@@ -267,8 +280,8 @@ void rs_supply_destroy(rs_supply *s)
         free_buffer(&s->outgoing[i]);
     rs_runs_fini(&s->piece_runs);
     rs_runs_fini(&s->whole_runs);
-    free(s->piece);
-    free(s->whole);
+    free(s->own_piece);
+    free(s->own_whole);
     free(s->expanded);
     rs_binding_list_fini(&s->gradients);
     rs_binding_list_fini(&s->weights);

@@ -9,6 +9,8 @@
  *   2     the same                         a block at a time, reduced      of the piece
  *   3     a block at a time, gathered      the same                        of the piece
  *
+ * What the update reads lies in the state's ledger, if it has one (twophase.h).
+ *
  * The rows are not cases: each entry follows from which of the rank's roles are cut. Usual order in
  * a step: rs_supply_begin; enter and leave around each use of a block; rs_supply_reduce; the
  * update; rs_supply_publish. Functions are collective over the ranks of the stage that share a

@@ -6,13 +6,14 @@
  * that in small pieces; the communicators of the next layout are built one per step boundary. Then,
  * with training stopped: all ranks agree that they are ready; bytes move; the certificate compares
  * the state before and after; the trainer of the new layout is made; the new arenas are committed,
- * and the old ones deleted.
+ * the job's record names them, and the old ones are deleted.
  *
  * 1. The old state is not written to before the new one is committed (safe mode). Whatever fails
  * until then, in preparing, moving, verifying, or making the trainer, ends in the old layout, and
  * the job trains on.
  * 2. In tight mode the old state's memory is given back while bytes move, so from the move on there
- * is no way back: a failure ends the job.
+ * is no way back: a failure ends the job. The record says beforehand what is moved to where, and
+ * the arenas are kept: every byte is whole in one of its two places.
  * 3. Every phase ends in agreement: all ranks go on, or all go back.
  * 4. What was true of the state before (its sums) comes from the update that wrote it, or from the
  * switch before if no step lies between; what is true after is read from the new memory.
@@ -26,11 +27,13 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "reshard/move_mpi.h"
 #include "train/job.h"
-#include "train/signals.h"
+#include "train/record.h"
+#include "train/twophase.h"
 
 #define TOUCH_PIECE (256 << 10)
 #define PEAK_LOOK 0.002 /* seconds between looks at how much memory is in use */
@@ -98,6 +101,8 @@ static rs_status prepare(rs_job *job, const char *layout)
     const int *adopted = rs_plan_adopted(n->plan, &adopted_count);
     RS_TRY(rs_state_allocate(&n->state, job->keeper, n->generation, &job->state, adopted,
         adopted_count, job->options->tight));
+    RS_TRY(rs_twophase_begin(&n->state, rs_train_optimizer(job->options), job->keeper,
+        n->generation, job->options->threads, job->options->tight));
     return open_peers(job);
 }
 
@@ -342,8 +347,17 @@ static rs_status move(rs_job *job, running *run)
         .tight_now = tight ? n->state.arena : NULL,
         .progress = look_at_peak,
         .progress_context = &l};
+    if (tight) {
+        RS_TRY(rs_job_record_building(job));
+        job->keeps = true;
+    }
     run->stuck = tight;
-    rs_status status = rs_move_run(&m, &report);
+    rs_crash_point("move");
+    rs_status status =
+        tight && job->state.ledger != NULL ? rs_ledger_punch(job->state.ledger) : RS_OK;
+    RS_TRY(rs_job_agree(job, status));
+    status = rs_move_run(&m, &report);
+    rs_crash_point("moved");
     look_at_peak(&l, 1, 1);
     return status;
 }
@@ -412,6 +426,8 @@ static rs_status make_trainer(rs_job *job)
     job->trainer = NULL;
     if (!job->world.member)
         return RS_OK;
+    if (job->options->tight && job->state.ledger != NULL)
+        RS_TRY(rs_ledger_reserve(job->state.ledger));
     return rs_trainer_create(
         job->options, &job->model, &job->world, &job->state, job->data, &job->trainer);
 }
@@ -420,18 +436,28 @@ static rs_status make_trainer(rs_job *job)
 static rs_status commit(rs_job *job, running *run)
 {
     char why[1000];
+    bool unsure = false;
+    rs_crash_point("verified");
     swap_layouts(job);
     rs_status status = make_trainer(job);
     if (job->options->fault.commit_switch == job->next.number && job->rank == job->ranks - 1)
         status = rs_error_set(RS_ERR_NO_MEMORY, "no working memory: made up for a test");
     status = rs_job_agree(job, status);
+    if (status == RS_OK && job->state.ledger != NULL)
+        rs_ledger_settle(job->state.ledger, job->step);
     if (status == RS_OK)
         status = rs_job_agree(
             job, job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK);
     if (status == RS_OK)
+        status = rs_job_record(job, &unsure);
+    if (status == RS_OK) {
+        job->keeps = false;
         return RS_OK;
+    }
     snprintf(why, sizeof why, "%s", rs_error_message());
     swap_layouts(job);
+    run->stuck = run->stuck || unsure;
+    job->keeps = job->keeps || unsure;
     if (!run->stuck && rs_job_agree(job, make_trainer(job)) != RS_OK)
         run->stuck = true;
     return rs_error_set(status, "%s", why);
@@ -454,6 +480,7 @@ static rs_status run_phases(rs_job *job, running *run)
     t[3] = rs_job_seconds();
     s->verify = t[3] - t[2];
     RS_TRY(commit(job, run));
+    rs_crash_point("committed");
     close_peers(job);
     t[4] = rs_job_seconds();
     s->commit = t[4] - t[3];
@@ -524,7 +551,6 @@ rs_status rs_switch_run(rs_job *job)
     run.event.forecast = (rs_train_forecast){
         .step = job->step, .from = run.from, .to = to, .tight = job->options->tight};
     fill_forecast(n, &run.event.forecast);
-    rs_signals_hold(true);
     rs_status status = rs_job_report(job, "switching", "", true);
     if (status != RS_OK)
         rs_job_notice(job, "status.json cannot be written: %s", rs_error_message());
@@ -537,6 +563,5 @@ rs_status rs_switch_run(rs_job *job)
     free(run.words_after);
     free(run.old_hashes);
     free(run.new_hashes);
-    rs_signals_hold(false);
     return status;
 }

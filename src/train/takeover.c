@@ -31,7 +31,7 @@
 #include "train/comm.h"
 #include "train/member.h"
 #include "train/save.h"
-#include "train/signals.h"
+#include "train/twophase.h"
 
 #define TOUCH_PIECE (256 << 10)
 #define TOUCH_SHARE                                                                                \
@@ -137,6 +137,9 @@ static rs_status allocate(rs_job *job)
             adopted[i], t->arenas[rs_heritage_source(t->heritage, job->rank, adopted[i])]};
     rs_status status = rs_state_take_over(&job->state, job->keeper, job->generation, all, count);
     free(all);
+    if (status == RS_OK)
+        status = rs_twophase_begin(&job->state, rs_train_optimizer(job->options), job->keeper,
+            job->generation, job->options->threads, false);
     return status;
 }
 
@@ -336,6 +339,8 @@ static rs_status verify(rs_job *job, pull *p)
 /* The new state is whole: says so in the arenas, and to the supervisor. */
 static rs_status certify(rs_job *job, const pull *p)
 {
+    if (job->state.ledger != NULL)
+        rs_ledger_settle(job->state.ledger, job->step);
     RS_TRY(rs_job_agree(
         job, job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK));
     if (job->rank != 0)
@@ -441,13 +446,11 @@ rs_status rs_takeover_run(rs_job *job)
         end_unwanted(job);
         goto done;
     }
-    rs_signals_hold(true);
     status = pull_state(job, word, &p);
     json_decref(word);
     word = NULL;
     if (status == RS_OK)
         status = rs_member_sleep(member, &word);
-    rs_signals_hold(false);
     if (status != RS_OK)
         goto done;
     if (!says(word, "train")) {
@@ -521,19 +524,15 @@ rs_status rs_world_leave(rs_job *job)
 {
     double begun = rs_job_seconds(), paused = wall_seconds();
     json_t *word = NULL;
-    rs_signals_hold(true);
     if (rs_job_report(job, "switching", "", true) != RS_OK)
         rs_job_notice(job, "status.json cannot be written: %s", rs_error_message());
     rs_status status = stop_here(job, paused, begun);
     if (status == RS_OK)
         status = rs_member_sleep(job->options->member, &word);
-    rs_signals_hold(false);
     job->leave_asked = false;
     job->held = false;
-    if (status == RS_ERR_PEER) { /* the supervisor is gone */
+    if (status == RS_ERR_PEER) { /* the supervisor is gone: the loop waits for another one */
         job->agreed = false;
-        job->outcome = RS_TRAIN_TERMINATED;
-        job->ended = true;
         return RS_OK;
     }
     if (status == RS_OK && says(word, "leave"))

@@ -89,6 +89,9 @@ typedef struct rs_train_options {
     bool save_on_exit;   /* when it ends, for whatever reason, but for a failure */
     int64_t keep;        /* checkpoints; 0: all */
     int64_t resume;      /* go on from the checkpoint of this step; RS_TRAIN_NEWEST; 0: begin */
+    int attach; /* go on from the arenas of this generation, taken to one step; -1: do not */
+    char attach_layout[RS_LAYOUT_TEXT]; /* the layout that they have */
+    double orphan_minutes;    /* how long a job without a supervisor keeps its state in memory */
     char init[RS_TRAIN_PATH]; /* checkpoint whose weights to begin with; "": made from the seed */
     bool supervised; /* another process has claimed the job directory and sweeps up at the end */
     rs_train_fault fault;
@@ -213,9 +216,9 @@ typedef struct rs_train_listener {
 /*
  * Trains. Collective over `comm`, which has options->ranks ranks; every rank gives the same
  * options. Handles SIGTERM and SIGINT while it runs. Writes JOB/metrics.jsonl and JOB/status.json,
- * leaves no arena behind. A failure that all ranks know of is returned by all; a rank that fails
- * alone tells its listener and ends the job with MPI_Abort. `outcome` (may be NULL) is set on
- * success.
+ * leaves no arena behind unless it is killed. A failure that all ranks know of is returned by all;
+ * a rank that fails alone tells its listener and ends the job with MPI_Abort. `outcome` (may be
+ * NULL) is set on success.
  */
 rs_status rs_train_run(const rs_train_options *options, const rs_train_listener *listener,
     MPI_Comm comm, rs_train_outcome *outcome) RS_MUST_CHECK;

@@ -1,7 +1,7 @@
 /*
  * A layout at work: gradients, their reduction, the update.
  *
- * Gradients are float32, in private memory, in the coordinate of the local vector (runs.h), so that
+ * Gradients are float32, in the coordinate of the local vector (runs.h), so that
  * what reduces them knows no tensors. Where weights and gradients lie, and what of them this rank
  * keeps, is the supply's business (supply.h).
  *
@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/bind.h"
@@ -32,6 +33,7 @@
 #include "train/stage.h"
 #include "train/supply.h"
 #include "train/tied.h"
+#include "train/twophase.h"
 
 /* The tensors of a layer whose gradients are summed over tp, as far as several ranks hold them. */
 typedef struct shared {
@@ -345,9 +347,11 @@ rs_status rs_trainer_gradients(rs_trainer *e, int64_t step, double *loss_sum, do
     RS_TRY(rs_pipeline_run(e->pipeline, step, loss_sum));
     if (e->world->at.tp > 0)
         *loss_sum = 0;
+    rs_crash_point("reduction");
     rs_supply_reduce(e->supply);
     rs_tied_reduce(e->tied);
     *square = rs_update_norm(e->update, rs_supply_reduced(e->supply));
+    rs_supply_complete(e->supply);
     return RS_OK;
 }
 
@@ -356,12 +360,17 @@ rs_moe_totals rs_trainer_routing(const rs_trainer *e)
     return e->watch != NULL ? rs_moe_watch_totals(e->watch) : (rs_moe_totals){0};
 }
 
+void rs_trainer_direct(rs_trainer *e, const rs_update_rate *rate)
+{
+    rs_muon_direct(e->muon, rate->clip);
+}
+
 void rs_trainer_update(rs_trainer *e, const rs_update_rate *rate)
 {
-    rs_supply_complete(e->supply);
-    rs_muon_direct(e->muon, rate->clip);
     rs_update_apply(e->update, rate);
+    rs_twophase_stepped(e->state, rate->step);
     rs_supply_publish(e->supply);
+    rs_twophase_derived(e->state, rate->step);
 }
 
 const rs_sums *rs_trainer_sums(rs_trainer *e)

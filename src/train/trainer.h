@@ -34,6 +34,10 @@ rs_status rs_trainer_gradients(
  * model without experts, zeros. Local. */
 rs_moe_totals rs_trainer_routing(const rs_trainer *trainer);
 
+/* Makes what the update needs beside the gradient, once its rate is known: before the rank is ready
+ * (twophase.h). Collective over the layout. */
+void rs_trainer_direct(rs_trainer *trainer, const rs_update_rate *rate);
+
 /* Updates the state, and gathers the parameters that other replicas update. Collective over the
  * layout. */
 void rs_trainer_update(rs_trainer *trainer, const rs_update_rate *rate);

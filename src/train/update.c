@@ -11,6 +11,9 @@
  * block, one set of holders) small enough that all its roles stay in the cache between the update
  * and the sums.
  *
+ * With a ledger (twophase.h) each chunk is a piece of its journal, and each thread has a slot and a
+ * run of chunks of its own.
+ *
  * 1. The update is a pure function of the state, the gradient and the rate: element by element, no
  * sums.
  * 2. A chunk's box is contiguous in the local vector, and in each of its roles.
@@ -22,18 +25,22 @@
 #include "train/update.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/checked.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/bfloat16.h"
 #include "train/group.h"
 #include "train/method.h"
 #include "train/simd.h"
+#include "train/twophase.h"
 
-#define CHUNK 16384 /* elements: 64 KiB of each role */
+#define CHUNK RS_UPDATE_PIECE
 #define LANES 8
 
 #define CLIP_NORM 1.0
@@ -263,6 +270,18 @@ static rs_status make_keys(rs_update *update)
     return RS_OK;
 }
 
+/* A hash of how the state is cut: what a journal's piece numbers mean. */
+static uint64_t hash_chunks(const rs_update *update)
+{
+    uint64_t hash = (uint64_t)rs_space_role_count(update->state->space);
+    for (size_t i = 0; i < update->chunks.count; i++) {
+        const chunk *c = &update->chunks.items[i];
+        int64_t words[3] = {c->begin, c->count, c->tensor};
+        hash = XXH3_64bits_withSeed(words, sizeof words, hash);
+    }
+    return hash | 1;
+}
+
 rs_status rs_update_create(
     const rs_state *state, const rs_optimizer *optimizer, const rs_runs *gradients, rs_update **out)
 {
@@ -286,6 +305,8 @@ rs_status rs_update_create(
         status = rs_error_memory(chunks * (roles + 1) * sizeof *update->chunk_sums);
         goto done;
     }
+    if (state->ledger != NULL)
+        RS_TRY_GOTO(rs_ledger_set_pieces(state->ledger, hash_chunks(update)), done);
     *out = update;
     update = NULL;
 done:
@@ -423,18 +444,106 @@ static void collect_sums(rs_update *update)
     }
 }
 
+/* ---- parts: what one thread does ---- */
+
+/* One chunk, whose old bytes stand in the journal while it changes. */
+static void run_chunk(rs_update *update, int part, int64_t i, const rs_update_rate *rate)
+{
+    rs_ledger *ledger = update->state->ledger;
+    const chunk *c = &update->chunks.items[i];
+    int roles = rs_space_role_count(update->state->space);
+    if (ledger != NULL) {
+        rs_journal_save(
+            update->state, c->tensor, c->begin, c->count, rs_ledger_journal(ledger, part));
+        rs_crash_point("journal");
+        rs_ledger_open_piece(ledger, part, i);
+        rs_crash_point("opened");
+    }
+    apply_chunk(update, c, rate);
+    if (c->own)
+        sum_chunk(update, c, &update->chunk_sums[i * roles]);
+    rs_crash_point("changed");
+    if (ledger != NULL)
+        rs_ledger_close_piece(ledger, part, i);
+    rs_crash_point("closed");
+}
+
+/* Where part `part` of `parts` begins. */
+static int64_t part_begin(const rs_update *update, int part, int parts)
+{
+    return (int64_t)update->chunks.count * part / parts;
+}
+
+/* Prepares the slots for a new update; or, where it was begun and cut off, puts the chunks that
+ * were under way back. */
+static void begin_parts(rs_update *update, int parts, int64_t step)
+{
+    rs_ledger *ledger = update->state->ledger;
+    bool cut_off = rs_ledger_get(ledger, RS_LEDGER_UPDATING) == step;
+    for (int part = 0; part < parts; part++) {
+        rs_ledger_progress at;
+        if (!cut_off)
+            rs_ledger_begin_slot(
+                ledger, part, part_begin(update, part, parts), part_begin(update, part + 1, parts));
+        else if (rs_ledger_look(ledger, part, &at) == RS_OK && at.open) {
+            const chunk *c = &update->chunks.items[at.next];
+            rs_journal_restore(
+                update->state, c->tensor, c->begin, c->count, rs_ledger_journal(ledger, part));
+        }
+    }
+    rs_crash_point("begun");
+    rs_ledger_set(ledger, RS_LEDGER_UPDATING, step);
+}
+
+rs_status rs_update_check(const rs_update *update)
+{
+    const rs_ledger *ledger = update->state->ledger;
+    rs_ledger_progress at;
+    int64_t end = 0;
+    for (int part = 0; part < rs_ledger_shape_of(ledger)->slots; part++) {
+        RS_TRY(rs_ledger_look(ledger, part, &at));
+        if (at.next < end || at.end > (int64_t)update->chunks.count)
+            return rs_error_set(RS_ERR_MALFORMED,
+                "slot %d of rank %d's journal does not fit its %zu pieces", part,
+                update->state->rank, update->chunks.count);
+        end = at.end;
+    }
+    if (end != (int64_t)update->chunks.count)
+        return rs_error_set(
+            RS_ERR_MALFORMED, "the journal of rank %d lacks its last pieces", update->state->rank);
+    return RS_OK;
+}
+
 void rs_update_apply(rs_update *update, const rs_update_rate *rate)
 {
+    rs_ledger *ledger = update->state->ledger;
+    int parts = ledger != NULL ? rs_ledger_shape_of(ledger)->slots : omp_get_max_threads();
+    if (ledger != NULL)
+        begin_parts(update, parts, rate->step);
+#pragma omp parallel for schedule(static, 1)
+    for (int part = 0; part < parts; part++) {
+        rs_ledger_progress at = {
+            .next = part_begin(update, part, parts), .end = part_begin(update, part + 1, parts)};
+        if (ledger != NULL && rs_ledger_look(ledger, part, &at) != RS_OK)
+            continue; /* rs_update_check has told */
+        for (int64_t i = at.next; i < at.end; i++)
+            run_chunk(update, part, i, rate);
+    }
+    collect_sums(update);
+}
+
+void rs_update_round(const rs_update *update)
+{
+    const rs_state *state = update->state;
     int64_t count = (int64_t)update->chunks.count;
-    int roles = rs_space_role_count(update->state->space);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++) {
         const chunk *c = &update->chunks.items[i];
-        apply_chunk(update, c, rate);
-        if (c->own)
-            sum_chunk(update, c, &update->chunk_sums[i * roles]);
+        int value = update->methods[c->tensor].value;
+        if (value != state->roles.param)
+            round_run(c->count, rs_state_element(state, value, c->begin),
+                rs_state_element(state, state->roles.param, c->begin));
     }
-    collect_sums(update);
 }
 
 /* ---- sums of what no chunk has: of tensors that are not trained, or cut at other places ---- */

@@ -16,6 +16,8 @@
 
 typedef struct rs_update rs_update;
 
+#define RS_UPDATE_PIECE 16384 /* elements of a piece, at most: 64 KiB of each float32 role */
+
 /* How step `step` (from 1) changes parameters. */
 typedef struct rs_update_rate {
     int64_t step;
@@ -32,7 +34,8 @@ double rs_clip_factor(double norm);
 /*
  * `state` has memory, and roles that `optimizer` keeps; it is borrowed. `gradients` says where the
  * reduced gradient of all that this rank updates will lie: of everything where the optimizer is not
- * sharded (zero=0), else of its piece. The caller owns `*out`.
+ * sharded (zero=0), else of its piece. The caller owns `*out`. RS_ERR_MISMATCH: the state's ledger
+ * was written by an update that cuts it into other pieces.
  */
 rs_status rs_update_create(const rs_state *state, const rs_optimizer *optimizer,
     const rs_runs *gradients, rs_update **out) RS_MUST_CHECK;
@@ -45,8 +48,18 @@ void rs_update_set_directions(rs_update *update, const rs_runs *directions);
  * out elements that a lower rank counts. */
 double rs_update_norm(const rs_update *update, const rs_runs *reduced);
 
-/* What the optimizer does to all that this rank updates. Keeps the sums. */
+/*
+ * What the optimizer does to all that this rank updates. Keeps the sums. With a ledger: journals
+ * each piece; and where its words say that this step's update was begun and cut off, restores the
+ * pieces under way and goes on from there (rs_update_check before that).
+ */
 void rs_update_apply(rs_update *update, const rs_update_rate *rate);
+
+/* RS_ERR_MALFORMED if the ledger's slots say what cannot be. */
+rs_status rs_update_check(const rs_update *update) RS_MUST_CHECK;
+
+/* Makes 16-bit parameters anew from their masters, wherever this rank updates them. */
+void rs_update_round(const rs_update *update);
 
 /* The sums of this rank's pieces, from the last rs_update_apply; or, where there was none, made
  * now. */

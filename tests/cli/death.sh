@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Ends that nobody wanted: a rank killed, Ctrl-C, the supervisor killed. Each within seconds, with one clear
-# line, and nothing left in shared memory.
+# line. Where a process was killed the state stays in memory, to be gone on with or removed; else nothing stays.
 set -u
 . "$(dirname "$0")/lib.sh"
 
@@ -28,7 +28,6 @@ ends() {
     [ $code -eq "$2" ] && [ $((SECONDS - start)) -le "$3" ] && grep -qE -- "$4" "$1.log"
     verdict "$1 ends with $2 within $3 s (found $code after $((SECONDS - start)) s), saying '$4'" $? \
         "$(tail -20 "$1.log")"
-    check_clean "$1"
     until_true 10 bash -c "! pgrep -f -- '--job $1( |\$)'"
     verdict "no process of $1 is left" $? "$(pgrep -af -- "--job $1( |\$)")"
 }
@@ -36,28 +35,47 @@ rank_process() {
     cut -d' ' -f1 "$1/ranks/1-$2"
 }
 
+# kept NAME: its state stands in memory, is told of, and goes when asked to.
+kept() {
+    grep -q "^its state is kept in memory: .reshard train --resume $1. " "$1.log"
+    verdict "$1 says that its state is kept" $? "$(tail -5 "$1.log")"
+    [ -f "$1/state.json" ] && compgen -G "/dev/shm/reshard-$1-*.ledger" >/dev/null
+    verdict "the state of $1 is there" $? "$(ls "$1" /dev/shm)"
+    expect 0 "its state is kept in memory" stop "$1"
+    expect 0 "nothing of $1 is left in memory" clean "$1"
+    [ ! -f "$1/state.json" ]
+    verdict "no record of $1 is left" $?
+    check_clean "$1"
+}
+
 begin clikill
+refuse 1 'job directory clikill is in use' clean clikill
 kill -9 "$(rank_process clikill 1)"
 ends clikill 1 15 '^reshard train: rank 1 \(process [0-9]+ on [^ ]+\) (was killed by signal 9 \(Killed\)|died) after step [0-9]+'
 [ "$(grep -c '^reshard train: ' clikill.log)" -eq 1 ] && ! grep -qE -- '-----|=====' clikill.log
 verdict "one line, no banners" $? "$(tail -20 clikill.log)"
 expect 0 'it was killed|failed' status clikill
+kept clikill
 
 begin clizero
 kill -SEGV "$(rank_process clizero 0)"
 ends clizero 1 15 '^reshard train: rank 0 .* was killed by signal 11 \(Segmentation fault\)'
+kept clizero
 
 begin clilaunch
 kill -9 "$(pgrep -P $job)"
 ends clilaunch 1 15 '^reshard train: the launcher \(process [0-9]+\) was killed by signal 9'
+kept clilaunch
 
 begin cliint
 kill -INT $job
 ends cliint 130 30 '^(stopped|terminated) after step [0-9]+'
+check_clean cliint
 
 begin cliterm
 kill -TERM $job
 ends cliterm 75 30 '^(stopped|terminated) after step [0-9]+'
+check_clean cliterm
 
 # Twice: at once, though a rank hangs.
 begin clihang
@@ -66,13 +84,48 @@ kill -INT $job
 sleep 0.5
 kill -INT $job
 ends clihang 130 20 'once more: at once'
+check_clean clihang
 
-# The supervisor itself: its ranks end with it, and what they leave is cleared on request.
+# A failure of the job's own leaves nothing either.
+expect 1 'is not finite' "${train[@]}" --job clinan --lr 9e5 --warmup 0
+[ ! -f clinan/state.json ]
+verdict "a job that failed has no record" $?
+check_clean clinan
+
+# The supervisor itself: its ranks keep the state until somebody takes over, and end then.
 begin clilost
 kill -9 $job
 wait $job 2>/dev/null
+sleep 2
+compgen -G "/dev/shm/reshard-clilost-*.ledger" >/dev/null
+verdict "the state of a job without supervisor is there" $? "$(ls /dev/shm)"
+steps() {
+    python3 -c "
+import json
+print([l['step'] for l in map(json.loads, open('$1/metrics.jsonl')) if 'event' not in l])"
+}
+last=$(($(steps clilost | tr -d '[],' | wc -w)))
+expect 0 "going on from it" train --resume clilost --steps $((last + 5)) --override steps
+[ "$(steps clilost)" = "$(python3 -c "print(list(range(1, $last + 6)))")" ]
+verdict "every step of clilost exactly once" $? "$(steps clilost | tail -c 200)"
 until_true 30 bash -c "! pgrep -f -- '--job clilost( |\$)'"
-verdict "the ranks of a killed supervisor end" $? "$(pgrep -af clilost)"
+verdict "the old ranks have ended" $? "$(pgrep -af clilost)"
 expect 0 'no job runs in clilost' stop clilost
 check_clean clilost
+
+# Nobody takes over: the ranks save and remove the state in time.
+begin_orphan() {
+    "$reshard" "${train[@]}" --job cliorphan --orphan-timeout 0.05 >cliorphan.log 2>&1 &
+    job=$!
+    until_true 60 has_begun cliorphan
+}
+begin_orphan
+kill -9 $job
+wait $job 2>/dev/null
+until_true 30 bash -c "! pgrep -f -- '--job cliorphan( |\$)'"
+verdict "orphans end after their time" $? "$(pgrep -af cliorphan)"
+[ ! -f cliorphan/state.json ] && [ -f cliorphan/checkpoints/latest ]
+verdict "they have saved, and kept nothing in memory" $? "$(ls -R cliorphan /dev/shm | tail -30)"
+expect 0 'nothing of cliorphan is left' clean cliorphan
+check_clean cliorphan
 finish

@@ -7,7 +7,7 @@ expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'usage: reshard COMMAND' --help
 expect 0 'usage: reshard COMMAND' help
 expect 2 'usage: reshard COMMAND'
-for command in train switch scale cancel status events stop plan layout; do
+for command in train switch scale cancel status events stop clean plan layout; do
     expect 0 "usage: reshard $command" help $command
     expect 0 "usage: reshard $command" $command --help
     expect 0 "^Example" $command -h

@@ -56,8 +56,8 @@ assert 0.95 * 35613696 < e['bytes_read'] < 1.06 * 35613696, e
 "
 
 # What differs is refused, unless it is meant.
-refuse 2 '--lr: the checkpoint has 0.0003' train --resume start --lr 1e-3
-refuse 2 '--seq: the checkpoint has 16' train --resume start --seq 8
+refuse 2 '--lr: the run has 0.0003' train --resume start --lr 1e-3
+refuse 2 '--seq: the run has 16' train --resume start --seq 8
 refuse 2 '--global-batch: .*leave the option out$' train --resume start --global-batch 8
 refuse 2 "found 'seq'" train --resume start --seq 8 --override seq
 refuse 1 'holds an earlier run .*--resume' "${train[@]}" --layout tp=2 --job start

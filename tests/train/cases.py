@@ -604,8 +604,8 @@ def in_use(j):
 
 @case
 def rank_killed(j):
-    """A killed rank ends the job within seconds, and no arena is left."""
-    for ranks, rank, layout in ((2, 1, "dp=2,zero=1"), (4, 0, "tp=2,pp=2"), (3, 2, "dp=1")):
+    """A killed rank ends the job within seconds; the arenas stay, and the record names them."""
+    for ranks, rank, layout, holding in ((2, 1, "dp=2,zero=1", 2), (4, 0, "tp=2,pp=2", 4), (3, 2, "dp=1", 1)):
         folder, process = j.start(ranks, layout=layout, steps=100000)
         jobs.wait_for(lambda: jobs.last_step(folder) >= 2, 30)
         os.kill(jobs.rank_pid(folder, rank), signal.SIGKILL)
@@ -614,8 +614,14 @@ def rank_killed(j):
         took = time.monotonic() - begun
         if result.code == 0 or took > 10:
             result.fail(f"{layout}: rank {rank} of {ranks} killed: exit status {result.code} after {took:.1f} s")
-        jobs.wait_for(lambda: not j.left(result), 5)
-        j.check_clean(result)
+        left = sorted(os.path.basename(path).split("-")[-2:] for path in j.left(result))
+        wanted = sorted(["g0", f"r{r}.{kind}"] for r in range(holding) for kind in ("extent", "ledger", "table"))
+        check(left == wanted, f"{layout}: in shared memory: {left}, wanted {wanted}")
+        with open(os.path.join(folder, "state.json"), encoding="utf-8") as file:
+            record = json.load(file)
+        check(record["generation"] == 0 and record["layout"] == layout, f"the record: {record}")
+        for path in j.left(result):
+            os.unlink(path)
         print(f"{layout}, rank {rank} of {ranks} killed: over after {took:.1f} s")
 
 

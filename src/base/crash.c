@@ -1,0 +1,54 @@
+/*
+ * Crash points. One is armed per process, from the environment; visits are counted atomically, so
+ * that threads may pass it.
+ */
+#include "base/crash.h"
+
+#ifdef RS_CRASH_POINTS
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct {
+    bool armed;
+    char name[32];
+    int64_t step;
+    atomic_llong now;
+    atomic_llong left; /* visits before the one that kills */
+} crash;
+
+void rs_crash_begin(int rank)
+{
+    const char *text = getenv("RESHARD_CRASH");
+    int wanted;
+    long long step, visit = 1;
+    crash.armed = false;
+    if (text == NULL ||
+        sscanf(text, "%31[^:]:%d:%lld:%lld", crash.name, &wanted, &step, &visit) < 3)
+        return;
+    crash.armed = wanted == rank;
+    crash.step = step;
+    atomic_store(&crash.now, -1);
+    atomic_store(&crash.left, visit);
+}
+
+void rs_crash_step(int64_t step)
+{
+    atomic_store(&crash.now, step);
+}
+
+void rs_crash_point(const char *name)
+{
+    if (!crash.armed || atomic_load_explicit(&crash.now, memory_order_relaxed) < crash.step ||
+        strcmp(name, crash.name) != 0)
+        return;
+    if (atomic_fetch_sub(&crash.left, 1) == 1)
+        kill(getpid(), SIGKILL);
+}
+
+#endif

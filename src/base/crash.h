@@ -1,0 +1,44 @@
+/*
+ * Crash points: places in a training job at which a test has one process killed (SIGKILL), as a
+ * power cut or an operator would, at exactly this instant. In builds with tests alone; in others a
+ * point is nothing.
+ *
+ * RESHARD_CRASH=POINT:RANK:STEP[:NTH] in the environment names the point, the rank, the step from
+ * which on it is armed, and which visit of it since then (1, the default, is the first).
+ */
+#ifndef RS_BASE_CRASH_H
+#define RS_BASE_CRASH_H
+
+#include <stdint.h>
+
+#ifdef RS_CRASH_POINTS
+
+/* Reads the environment; `rank` is this process's. */
+void rs_crash_begin(int rank);
+
+/* Step `step` begins. */
+void rs_crash_step(int64_t step);
+
+/* Called at the place. */
+void rs_crash_point(const char *name);
+
+#else
+
+static inline void rs_crash_begin(int rank)
+{
+    (void)rank;
+}
+
+static inline void rs_crash_step(int64_t step)
+{
+    (void)step;
+}
+
+static inline void rs_crash_point(const char *name)
+{
+    (void)name;
+}
+
+#endif
+
+#endif

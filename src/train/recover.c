@@ -1,0 +1,415 @@
+/*
+ * Recovery: all ranks' states to one step.
+ *
+ * The owner does it alone, for every rank, before a new world is started: the arenas of a dead
+ * world are plain memory. The survey says to which step, k. A rank that is behind has a complete
+ * gradient and note of step k in its ledger: its update is made, or gone on with from its journal,
+ * by the same code that a living rank runs; it is a pure function of the state before, the gradient
+ * and the note, so the result is bit for bit what it would have been. Then whatever follows from
+ * the state of others is made anew, on every rank.
+ *
+ * A tight switch that was cut off cannot be undone; it is finished first, by the marks of its
+ * ranks.
+ *
+ * 1. Nothing else is changed before all arenas and ledgers were found whole and fitting.
+ * 2. Each change is journalled as in a living rank, and words move only forward; so being killed
+ * here leaves what recovery can take up again.
+ * 3. A rank that was ready for k + 1 forgets that: its gradient is not needed.
+ */
+#include "train/recover.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/checked.h"
+#include "base/crash.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "reshard/model.h"
+#include "reshard/move.h"
+#include "train/job.h"
+#include "train/metrics.h"
+#include "train/muon.h"
+#include "train/twophase.h"
+
+/* A crashed job. */
+typedef struct dead {
+    const char *job;
+    rs_record record;
+    rs_keeper *keeper;
+    rs_train_options options; /* as the dead run saved them */
+    rs_model model;
+    rs_space *space;
+    rs_layout layout;
+    int world;
+    rs_survey survey;
+    rs_state *states;    /* per rank, mapped for writing */
+    rs_update **updates; /* per rank */
+    rs_runs *gradients;  /* per rank: in its ledger */
+    rs_runs *directions; /* the same */
+} dead;
+
+static void dead_fini(dead *d)
+{
+    for (int r = 0; r < d->world; r++) {
+        if (d->updates != NULL)
+            rs_update_destroy(d->updates[r]);
+        if (d->gradients != NULL)
+            rs_runs_fini(&d->gradients[r]);
+        if (d->directions != NULL)
+            rs_runs_fini(&d->directions[r]);
+        if (d->states != NULL && d->states[r].space != NULL)
+            rs_state_fini(&d->states[r]);
+    }
+    free(d->directions);
+    free(d->gradients);
+    free(d->updates);
+    free(d->states);
+    rs_survey_fini(&d->survey);
+    rs_space_destroy(d->space);
+    rs_train_options_fini(&d->options);
+    rs_keeper_close(d->keeper);
+    rs_record_fini(&d->record);
+}
+
+/* The record, and the keeper of its arenas. */
+static rs_status open_keeper(const char *job, dead *d)
+{
+    d->job = job;
+    RS_TRY(rs_record_read(job, &d->record));
+    RS_TRY(rs_record_check_boot(&d->record));
+    const char *folder = d->record.folder[0] != '\0' ? d->record.folder : NULL;
+    return rs_keeper_open(d->record.job, folder, &d->keeper);
+}
+
+/* What the run goes by: its options, with the model where it can be found from anywhere. */
+static rs_status read_run(dead *d)
+{
+    json_t *root = d->record.run != NULL ? json_loads(d->record.run, 0, NULL) : NULL;
+    const char *model =
+        json_string_value(json_object_get(json_object_get(root, "training"), "model"));
+    rs_status status = rs_train_options_load(&d->options, d->job);
+    if (status == RS_OK && (model == NULL || strlen(model) >= sizeof d->options.model))
+        status = rs_error_set(RS_ERR_MALFORMED, "the record does not say the run's model");
+    if (status == RS_OK) {
+        memcpy(d->options.model, model, strlen(model) + 1);
+        status = rs_model_load(model, &d->model);
+    }
+    if (status == RS_OK)
+        status = rs_train_space(&d->options, &d->model, &d->space);
+    if (status == RS_OK)
+        status = rs_layout_parse(d->record.layout, &d->layout);
+    json_decref(root);
+    return status;
+}
+
+/* Maps one rank's arena and ledger, and makes its update. */
+static rs_status map_state(dead *d, int r)
+{
+    rs_state *s = &d->states[r];
+    const rs_optimizer *optimizer = rs_train_optimizer(&d->options);
+    RS_TRY(rs_state_init(d->space, &d->layout, r, s));
+    RS_TRY(rs_twophase_attach(s, optimizer, d->keeper, d->record.generation));
+    RS_TRY(rs_twophase_gradients(s, rs_ledger_work(s->ledger), &d->gradients[r]));
+    RS_TRY(rs_muon_runs(s, optimizer, rs_twophase_directions(s), &d->directions[r]));
+    RS_TRY(rs_update_create(s, optimizer, &d->gradients[r], &d->updates[r]));
+    rs_update_set_directions(d->updates[r], &d->directions[r]);
+    return RS_OK;
+}
+
+/* Maps everything, and checks that it fits. */
+static rs_status map_states(dead *d)
+{
+    int64_t step = d->survey.step;
+    d->states = rs_calloc((size_t)d->world, sizeof *d->states);
+    d->updates = rs_calloc((size_t)d->world, sizeof(rs_update *));
+    d->gradients = rs_calloc((size_t)d->world, sizeof *d->gradients);
+    d->directions = rs_calloc((size_t)d->world, sizeof *d->directions);
+    if (d->states == NULL || d->updates == NULL || d->gradients == NULL || d->directions == NULL)
+        return rs_error_memory((size_t)d->world * sizeof *d->states);
+    for (int r = 0; r < d->world; r++) {
+        rs_state *s = &d->states[r];
+        rs_step_note note;
+        RS_TRY(map_state(d, r));
+        if (d->survey.standings[r].step == step)
+            continue;
+        if (!rs_ledger_read_note(s->ledger, step, &note, sizeof note))
+            return rs_error_set(RS_ERR_MALFORMED,
+                "rank %d is ready for step %" PRId64 ", but its ledger lacks the step's numbers", r,
+                step);
+        if (d->survey.standings[r].updating == step)
+            RS_TRY(rs_update_check(d->updates[r]));
+    }
+    return RS_OK;
+}
+
+static rs_status finish_updates(dead *d)
+{
+    for (int r = 0; r < d->world; r++) {
+        rs_state *s = &d->states[r];
+        rs_step_note note;
+        rs_crash_point("recover.update");
+        if (d->survey.standings[r].step < d->survey.step) {
+            if (!rs_ledger_read_note(s->ledger, d->survey.step, &note, sizeof note))
+                return rs_error_set(RS_ERR_MALFORMED, "the numbers of rank %d are gone", r);
+            rs_update_apply(d->updates[r], &note.rate);
+            rs_twophase_stepped(s, d->survey.step);
+        }
+    }
+    return RS_OK;
+}
+
+/* Copies a part of a parameter from the arena of the rank that updates it. */
+static rs_status copy_part(
+    const dead *d, int from, const rs_state *to, int tensor, const rs_box *part)
+{
+    rs_shard source, target;
+    int param = to->roles.param;
+    size_t size = rs_dtype_size(rs_space_role(d->space, param)->dtype);
+    RS_TRY(rs_placement_address(to->placement, from, tensor, param, part, &source));
+    RS_TRY(rs_placement_address(to->placement, to->rank, tensor, param, part, &target));
+    rs_move_box(part->ndim, part->extent, size, rs_memory_shard(rs_state_memory(to), &target),
+        target.stride, rs_memory_shard(rs_state_memory(&d->states[from]), &source), source.stride);
+    return RS_OK;
+}
+
+/* Of one shard of a parameter, what other ranks update. */
+static rs_status copy_shard(
+    const dead *d, const rs_state *to, const rs_shard *shard, rs_holding_list *list)
+{
+    int role = rs_state_update_role(to, shard->tensor);
+    if (role < 0)
+        return RS_OK;
+    RS_TRY(rs_placement_locate(to->flat, shard->tensor, role, &shard->box, list));
+    for (size_t i = 0; i < list->count; i++) {
+        const rs_holding *h = &list->items[i];
+        rs_box part;
+        bool own = false;
+        for (size_t k = 0; k < h->count; k++)
+            own = own || list->ranks[h->first + k] == to->rank;
+        if (!own && rs_box_intersect(&h->box, &shard->box, &part))
+            RS_TRY(copy_part(d, list->ranks[h->first], to, shard->tensor, &part));
+    }
+    return RS_OK;
+}
+
+/* Gives rank `r` the parameters that it keeps and others update: where the optimizer is sharded. */
+static rs_status copy_published(const dead *d, int r)
+{
+    const rs_state *to = &d->states[r];
+    rs_shard_list shards = {0};
+    rs_holding_list list = {0};
+    rs_status status = RS_OK;
+    if (d->layout.zero > 0)
+        status = rs_placement_shards(to->placement, r, to->roles.param, &shards);
+    for (size_t i = 0; i < shards.count && status == RS_OK; i++)
+        status = copy_shard(d, to, &shards.items[i], &list);
+    rs_holding_list_fini(&list);
+    rs_shard_list_fini(&shards);
+    return status;
+}
+
+/* What follows from states: rounded parameters, then those that other replicas update. */
+static rs_status derive(dead *d)
+{
+    for (int r = 0; r < d->world; r++)
+        rs_update_round(d->updates[r]);
+    rs_crash_point("recover.derive");
+    for (int r = 0; r < d->world; r++)
+        RS_TRY(copy_published(d, r));
+    for (int r = 0; r < d->world; r++)
+        rs_ledger_settle(d->states[r].ledger, d->survey.step);
+    return RS_OK;
+}
+
+/* DIR/metrics.jsonl has every step up to the one recovered, and no other. */
+static rs_status complete_metrics(dead *d, const rs_recovery *found)
+{
+    rs_train_options options;
+    rs_metrics *metrics = NULL;
+    rs_step_note note;
+    int64_t last;
+    struct timespec now;
+    rs_train_options_init(&options);
+    options.resume = RS_TRAIN_NEWEST;
+    snprintf(options.job, sizeof options.job, "%s", d->job);
+    RS_TRY(rs_metrics_open(&options, &metrics));
+    rs_status status = rs_metrics_cut(metrics, found->step);
+    if (status == RS_OK)
+        status = rs_metrics_last_line(metrics, &last);
+    if (status == RS_OK && last < found->step &&
+        rs_ledger_read_note(d->states[0].ledger, found->step, &note, sizeof note)) {
+        rs_train_step line = rs_step_line(&note, 0, d->record.layout);
+        status = rs_metrics_step(metrics, &line);
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    json_t *event = json_pack("{s:s,s:I,s:s,s:i,s:i,s:{s:f,s:f,s:f},s:f}", "event", "recover",
+        "step", (json_int_t)found->step, "layout", found->layout, "behind", found->behind, "killed",
+        found->killed, "seconds", "fence", found->fence_seconds, "update", found->update_seconds,
+        "derive", found->derive_seconds, "time", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    char *text = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
+    json_decref(event);
+    if (status == RS_OK)
+        status = text != NULL ? rs_metrics_line(metrics, text) : rs_error_memory(1);
+    free(text);
+    rs_metrics_close(metrics);
+    return status;
+}
+
+/* ---- a tight switch that was cut off ---- */
+
+/* The nodes of the plan, as the job's ranks saw them: of one machine. `*out` NULL: one node. */
+static rs_status find_nodes(const dead *d, int ranks, int **out)
+{
+    const rs_train_options *o = &d->options;
+    int size = o->transport == RS_TRANSPORT_MPI ? 1 : o->ranks_per_node;
+    *out = NULL;
+    if (size == 0)
+        return RS_OK;
+    *out = rs_calloc((size_t)ranks, sizeof **out);
+    if (*out == NULL)
+        return rs_error_memory((size_t)ranks * sizeof **out);
+    for (int r = 0; r < ranks; r++)
+        (*out)[r] = r / size;
+    return RS_OK;
+}
+
+/* A switch in tight mode while it is finished. */
+typedef struct building {
+    rs_layout layout;
+    rs_placement *from;
+    rs_placement *to;
+    rs_arena **old;
+    rs_arena **now;
+    int *node_of;
+    int ranks; /* of the larger world */
+} building;
+
+static void building_fini(building *b)
+{
+    for (int r = 0; r < b->ranks; r++) {
+        if (b->old != NULL)
+            rs_arena_close(b->old[r]);
+        if (b->now != NULL)
+            rs_arena_close(b->now[r]);
+    }
+    free(b->old);
+    free(b->now);
+    free(b->node_of);
+    rs_placement_destroy(b->from);
+    rs_placement_destroy(b->to);
+}
+
+static rs_status open_building(const dead *d, building *b)
+{
+    int before = rs_layout_world(&d->layout);
+    RS_TRY(rs_layout_parse(d->record.building_layout, &b->layout));
+    RS_TRY(rs_layout_placement(d->space, &d->layout, &b->from));
+    RS_TRY(rs_layout_placement(d->space, &b->layout, &b->to));
+    int ranks = (int)rs_max64(before, rs_layout_world(&b->layout));
+    b->old = rs_calloc((size_t)ranks, sizeof(rs_arena *));
+    b->now = rs_calloc((size_t)ranks, sizeof(rs_arena *));
+    if (b->old == NULL || b->now == NULL)
+        return rs_error_memory((size_t)ranks * sizeof(rs_arena *));
+    b->ranks = ranks;
+    RS_TRY(find_nodes(d, ranks, &b->node_of));
+    for (int r = 0; r < ranks; r++) {
+        if (r < before)
+            RS_TRY(rs_arena_open(d->keeper, d->record.generation, r, true, &b->old[r]));
+        RS_TRY(rs_arena_open(d->keeper, d->record.building, r, true, &b->now[r]));
+    }
+    return RS_OK;
+}
+
+/* Every rank of the new layout stands at the step that was moved. */
+static rs_status commit_building(const dead *d, building *b)
+{
+    for (int r = 0; r < rs_layout_world(&b->layout); r++) {
+        rs_ledger *ledger = NULL;
+        RS_TRY(rs_ledger_open(d->keeper, d->record.building, r, true, &ledger));
+        rs_status status = rs_ledger_reserve(ledger);
+        rs_ledger_settle(ledger, d->record.building_step);
+        rs_ledger_close(ledger);
+        RS_TRY(status);
+        RS_TRY(rs_arena_commit(b->now[r], d->record.building_step));
+    }
+    return RS_OK;
+}
+
+static rs_status finish_building(dead *d)
+{
+    building b = {0};
+    int64_t bytes;
+    rs_crash_step(d->record.building_step);
+    rs_status status = open_building(d, &b);
+    rs_plan_options options = {.node_of = b.node_of, .adopt = true};
+    if (status == RS_OK)
+        status = rs_move_finish(b.from, b.to, &options, b.old, b.now, &bytes);
+    if (status == RS_OK)
+        status = commit_building(d, &b);
+    rs_crash_point("recover.building");
+    if (status == RS_OK) {
+        rs_record *r = &d->record;
+        r->generation = r->building;
+        memcpy(r->layout, r->building_layout, sizeof r->layout);
+        r->building = -1;
+        r->building_layout[0] = '\0';
+        d->layout = b.layout;
+        status = rs_record_write(d->job, r);
+    }
+    building_fini(&b);
+    return status;
+}
+
+static rs_status recover(dead *d, double seconds, rs_recovery *out)
+{
+    rs_fenced fenced;
+    double t[4];
+    t[0] = rs_job_seconds();
+    RS_TRY(rs_elastic_fence(d->keeper, seconds, &fenced));
+    t[1] = rs_job_seconds();
+    RS_TRY(read_run(d));
+    if (d->record.building >= 0)
+        RS_TRY(finish_building(d));
+    d->world = rs_layout_world(&d->layout);
+    rs_status status = rs_elastic_survey(d->keeper, d->record.generation, d->world, &d->survey);
+    if (status != RS_OK) {
+        d->world = 0;
+        return status;
+    }
+    rs_crash_step(d->survey.step);
+    RS_TRY(map_states(d));
+    RS_TRY(finish_updates(d));
+    t[2] = rs_job_seconds();
+    RS_TRY(derive(d));
+    t[3] = rs_job_seconds();
+    RS_TRY(rs_elastic_delete(d->keeper, -1, d->record.generation));
+    *out = (rs_recovery){.step = d->survey.step,
+        .generation = d->record.generation,
+        .world = d->world,
+        .behind = d->survey.behind,
+        .killed = fenced.killed,
+        .fence_seconds = t[1] - t[0],
+        .update_seconds = t[2] - t[1],
+        .derive_seconds = t[3] - t[2]};
+    memcpy(out->layout, d->record.layout, sizeof out->layout);
+    RS_TRY(complete_metrics(d, out));
+    d->record.epoch++;
+    return rs_record_write(d->job, &d->record);
+}
+
+rs_status rs_train_recover(const char *job, double seconds, rs_recovery *out)
+{
+    dead d = {.record = {.building = -1}};
+    rs_train_options_init(&d.options);
+    rs_crash_begin(-1);
+    rs_status status = open_keeper(job, &d);
+    if (status == RS_OK)
+        status = recover(&d, seconds, out);
+    dead_fini(&d);
+    return status;
+}

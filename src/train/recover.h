@@ -1,0 +1,36 @@
+/*
+ * Taking the state of a crashed job, in the arenas of this machine, to a whole step. For the job's
+ * owner: the claim on the job directory is held, and no world of the job is being started.
+ */
+#ifndef RS_TRAIN_RECOVER_H
+#define RS_TRAIN_RECOVER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "reshard/elastic.h"
+#include "reshard/status.h"
+
+typedef struct rs_recovery {
+    int64_t step;   /* at which the state stands now, on every rank */
+    int generation; /* of its arenas */
+    char layout[RS_LAYOUT_TEXT];
+    int world;  /* ranks of the layout */
+    int behind; /* ranks whose update was completed */
+    int killed; /* processes that the fence had to end */
+    double fence_seconds, update_seconds, derive_seconds;
+} rs_recovery;
+
+/*
+ * Ends whoever still writes to the job's arenas (waiting at most `seconds` for each), then takes
+ * all arenas of the record's generation to one step, bit for bit what an undisturbed run has there;
+ * completes DIR/metrics.jsonl up to it, and takes later lines out; removes every other generation;
+ * raises the record's epoch. Doing it again, or being killed at any point of it, changes nothing.
+ *
+ * RS_ERR_NOT_FOUND: there is no state in memory (no record, or arenas are gone). RS_ERR_MISMATCH,
+ * RS_ERR_MALFORMED: what there is is not whole; the detail says what, and nothing was changed but
+ * the fence. RS_ERR_STALLED: a process holds on.
+ */
+rs_status rs_train_recover(const char *job, double seconds, rs_recovery *out) RS_MUST_CHECK;
+
+#endif

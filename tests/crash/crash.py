@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""Kills processes of training jobs and goes on: crash.py --reshard PROGRAM phases | random COUNT [SEED].
+
+After every kill the job is resumed until it has ended. Then: the losses of all steps are those of an undisturbed
+run, digit for digit; its last state is equal to the bit; metrics.jsonl has every step exactly once; nothing is
+left in shared memory, and no process. `phases` kills at each named instant of a step, of a switch, of a save and
+of the recovery itself; `random` kills a rank, the launcher or the supervisor at a random moment.
+"""
+import argparse
+import glob
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TRAIN = os.path.join(os.path.dirname(HERE), "train")
+STEPS = 12
+SWITCH = 6
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+class Failed(Exception):
+    pass
+
+
+def check(condition, message):
+    if not condition:
+        raise Failed(message)
+
+
+# What is trained: options, and the switch on the way. Ranks are as many as the layouts need.
+JOBS = {
+    "tp": ["--layout", "tp=2"],
+    "dp": ["--layout", "dp=2"],
+    "zero": ["--layout", "dp=2,zero=1"],
+    "zero-bf16": ["--layout", "dp=2,zero=1", "--dtype", "bf16", "--threads", "2"],
+    "pp": ["--layout", "pp=2"],
+    "four": ["--layout", "tp=2,dp=2,zero=1"],
+    "switch": ["--layout", "tp=2", "--ranks", "3", "--switch", f"{SWITCH}:dp=3,zero=1"],
+    "switch-tight": ["--layout", "dp=2,zero=1", "--switch", f"{SWITCH}:tp=2", "--tight"],
+}
+
+
+class Crash:
+    def __init__(self, reshard):
+        self.reshard = reshard
+        self.folder = tempfile.mkdtemp(prefix="reshard-crash-")
+        self.count = 0
+        self.references = {}
+        self.processes = []
+        self.slowest = 0.0
+
+    def close(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for job in glob.glob(os.path.join(self.folder, "*/job.json")):
+            subprocess.run([self.reshard, "clean", os.path.dirname(job)], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def new_folder(self):
+        self.count += 1
+        return os.path.join(self.folder, f"c{os.getpid()}x{self.count}")
+
+    def command(self, folder, kind):
+        return [self.reshard, "train", "--model", os.path.join(TRAIN, "models/llama-uneven"), "--data",
+                os.path.join(TRAIN, "data.txt"), "--seq", "32", "--global-batch", "4", "--micro-batch", "2", "--lr",
+                "3e-3", "--seed", "1", "--steps", str(STEPS), "--save-every", "4", "--job", folder] + JOBS[kind]
+
+    def resume_command(self, folder, kind):
+        """The same run goes on; a switch that has happened is not asked for again."""
+        options = list(JOBS[kind])
+        at = options.index("--layout")
+        first = options[at + 1]
+        del options[at:at + 2]
+        if "--dtype" in options:
+            at = options.index("--dtype")
+            del options[at:at + 2]
+        if "--switch" in options and self.layout(folder) != first:
+            at = options.index("--switch")
+            del options[at:at + 2]
+        return [self.reshard, "train", "--resume", folder, "--save-every", "4"] + options
+
+    @staticmethod
+    def layout(folder):
+        """Of the state that there is: in memory, else in the newest checkpoint."""
+        try:
+            with open(os.path.join(folder, "state.json"), encoding="utf-8") as file:
+                record = json.load(file)
+            return record["building_layout"] if record["building"] >= 0 else record["layout"]
+        except FileNotFoundError:
+            with open(os.path.join(folder, "checkpoints/latest"), encoding="utf-8") as file:
+                latest = file.read().strip()
+            with open(os.path.join(folder, "checkpoints", latest, "manifest.json"), encoding="utf-8") as file:
+                return json.load(file)["layout"]
+
+    def start(self, command, crash=None):
+        environment = dict(os.environ)
+        environment.pop("RESHARD_CRASH", None)
+        if crash:
+            environment["RESHARD_CRASH"] = crash
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   env=environment, start_new_session=True)
+        self.processes.append(process)
+        return process
+
+    @staticmethod
+    def end(process, timeout=90):
+        try:
+            out, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, _ = process.communicate()
+            raise Failed(f"no end within {timeout} s:\n{out[-3000:]}") from None
+        return process.returncode, out
+
+    @staticmethod
+    def lines(folder):
+        path = os.path.join(folder, "metrics.jsonl")
+        if not os.path.exists(path):
+            return []
+        with open(path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file if line.endswith("\n")]
+
+    def losses(self, folder):
+        return [(line["step"], line["loss"], line["grad_norm"], line["lr"], line["samples"])
+                for line in self.lines(folder) if "event" not in line]
+
+    def reference(self, kind):
+        if kind not in self.references:
+            folder = self.new_folder()
+            code, out = self.end(self.start(self.command(folder, kind)))
+            check(code == 0, f"the undisturbed run of {kind} ended with {code}:\n{out[-3000:]}")
+            self.references[kind] = (folder, self.losses(folder))
+        return self.references[kind]
+
+    @staticmethod
+    def left(folder):
+        name = os.path.basename(folder)
+        return glob.glob(f"/dev/shm/reshard-*{name}*") + glob.glob(os.path.join(folder, "state.json*"))
+
+    def check_end(self, folder, kind, out):
+        wanted_folder, wanted = self.reference(kind)
+        found = self.losses(folder)
+        steps = [line[0] for line in found]
+        check(steps == list(range(1, STEPS + 1)), f"steps in metrics.jsonl: {steps}\n{out[-2000:]}")
+        for a, b in zip(wanted, found):
+            check(a == b, f"step {a[0]}: {b}, undisturbed {a}")
+        last = f"checkpoints/step-{STEPS:08d}"
+        verify = subprocess.run([self.reshard, "verify", os.path.join(wanted_folder, last),
+                                 os.path.join(folder, last)], capture_output=True, text=True, check=False)
+        check(verify.returncode == 0, f"the last state differs: {verify.stdout}{verify.stderr}")
+        deadline = time.monotonic() + 10
+        while (self.left(folder) or self.of_job(folder)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        check(not self.left(folder), f"left over: {self.left(folder)}")
+        check(not self.of_job(folder), f"processes left over: {self.of_job(folder)}")
+        shutil.rmtree(folder)
+
+    @staticmethod
+    def of_job(folder):
+        """Processes of the job: (pid, words of the command line)."""
+        found = []
+        for path in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                with open(path, "rb") as file:
+                    words = file.read().split(b"\0")
+            except OSError:
+                continue
+            if os.fsencode(folder) in words and b"verify" not in words:
+                found.append((int(path.split("/")[2]), words))
+        return found
+
+    def victim(self, folder, kind):
+        """The process to be killed: a rank, the launcher or the supervisor."""
+        for pid, words in self.of_job(folder):
+            launcher = os.path.basename(words[0]).startswith((b"mpirun", b"mpiexec"))
+            worker = len(words) > 1 and words[1] == b"worker"
+            if kind == ("launcher" if launcher else "rank" if worker else "supervisor"):
+                yield pid
+
+    def go_on(self, folder, kind, out, crash=None):
+        """Resumes a job whose processes were killed until it has ended well."""
+        # Killed before it had a state at all: it begins anew.
+        has_state = os.path.exists(os.path.join(folder, "state.json"))
+        saved = os.path.exists(os.path.join(folder, "checkpoints/latest"))
+        if not has_state and not saved:
+            subprocess.run([self.reshard, "clean", folder], capture_output=True, check=False)
+            shutil.rmtree(folder, ignore_errors=True)
+            return self.start(self.command(folder, kind), crash)
+        return self.start(self.resume_command(folder, kind), crash)
+
+    def finish(self, folder, kind, out):
+        for _ in range(3):
+            before = self.losses(folder)
+            begun = time.monotonic()
+            process = self.go_on(folder, kind, out)
+            if before and before[-1][0] < STEPS:
+                while process.poll() is None and len(self.losses(folder)) <= len(before):
+                    time.sleep(0.005)
+                self.slowest = max(self.slowest, time.monotonic() - begun)
+            code, more = self.end(process)
+            out += more
+            if code == 0:
+                return out
+        raise Failed(f"cannot be gone on with (exit code {code}):\n{out[-4000:]}")
+
+    def phase(self, kind, crash, recovery=None):
+        """Killed at a named instant; with `recovery`, then again at one of the recovery."""
+        folder = self.new_folder()
+        code, out = self.end(self.start(self.command(folder, kind), crash))
+        check(code != 0, f"{kind} {crash}: nobody was killed")
+        if recovery:
+            again, more = self.end(self.go_on(folder, kind, out, recovery))
+            out += more
+            check(again != 0, f"{kind} {recovery}: nobody was killed in recovery:\n{out[-3000:]}")
+        try:
+            out = self.finish(folder, kind, out)
+            self.check_end(folder, kind, out)
+        except Failed as error:
+            raise Failed(f"{kind}, killed at {crash}, {recovery}: {error}") from None
+
+    def random_kill(self, kind, rng):
+        folder = self.new_folder()
+        process = self.start(self.command(folder, kind))
+        begun = time.monotonic()
+        out, kills = "", []
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            time.sleep(rng.uniform(0.05, 1.6))
+            victims = list(self.victim(folder, rng.choice(["rank", "rank", "launcher", "supervisor"])))
+            if not victims:
+                continue
+            pid = rng.choice(victims)
+            kills.append(f"{pid} at {time.monotonic() - begun:.3f} s")
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            code, more = self.end(process)
+            out += more
+            if code == 0:
+                break
+            process = self.go_on(folder, kind, out)
+        try:
+            code, more = self.end(process) if process.returncode is None else (process.returncode, "")
+            out += more
+            if code != 0:
+                out = self.finish(folder, kind, out)
+            self.check_end(folder, kind, out)
+        except Failed as error:
+            raise Failed(f"{kind}, killed {kills}: {error}") from None
+        return len(kills)
+
+
+STEP_POINTS = ["forward", "backward", "reduction", "note", "ready", "barrier", "begun", "journal", "opened",
+               "opened:3", "changed", "changed:2", "closed:2", "stepped", "derive", "derived", "line"]
+SWITCH_POINTS = ["move", "moved", "verified", "record", "recorded", "committed"]
+SAVE_POINTS = ["save.begin", "save.write", "save.commit"]
+
+
+def point(name, rank, step):
+    name, _, visit = name.partition(":")
+    return f"{name}:{rank}:{step}" + (f":{visit}" if visit else "")
+
+
+def phases(crash, _):
+    kinds = ["tp", "zero", "zero-bf16", "dp", "pp", "four"]
+    runs = 0
+    for i, name in enumerate(STEP_POINTS):
+        rank = 0 if name == "line" else i % 2
+        crash.phase(kinds[i % len(kinds)], point(name, rank, 5 if i % 3 else 1))
+        runs += 1
+    for name in SWITCH_POINTS:
+        for kind in ("switch", "switch-tight"):
+            rank = 0 if name in ("record", ) else 1
+            crash.phase(kind, point(name, rank, SWITCH))
+            runs += 1
+    for name in ("tight.copy", "tight.copy:4", "tight.copy:9", "tight.mark", "tight.mark:5"):
+        crash.phase("switch-tight", point(name, runs % 2, SWITCH))
+        runs += 1
+    for recovery in ("finish.copy", "finish.copy:3", "finish.mark:2", "recover.building"):
+        crash.phase("switch-tight", point("tight.copy:4", 1, SWITCH), point(recovery, -1, SWITCH))
+        runs += 1
+    for name in SAVE_POINTS:
+        crash.phase("zero", point(name, 0, 4))
+        runs += 1
+    for recovery in ("recover.update:-1:5", "recover.update:-1:5:2", "changed:-1:5", "opened:-1:5:2",
+                     "recover.derive:-1:5"):
+        crash.phase("zero", "changed:1:5:2", recovery)
+        runs += 1
+    return runs
+
+
+def randomly(crash, arguments):
+    kills = 0
+    rng = random.Random(arguments.seed)
+    for i in range(arguments.count):
+        kills += crash.random_kill(rng.choice(list(JOBS)), rng)
+        if (i + 1) % 10 == 0:
+            print(f"{i + 1} runs, {kills} kills", flush=True)
+    return arguments.count
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--reshard", required=True)
+    parser.add_argument("what", choices=["phases", "random"])
+    parser.add_argument("count", nargs="?", type=int, default=30)
+    parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    crash = Crash(arguments.reshard)
+    print(f"seed {arguments.seed}")
+    try:
+        runs = {"phases": phases, "random": randomly}[arguments.what](crash, arguments)
+        print(f"{runs} runs recovered; the slowest took {crash.slowest:.2f} s from the resumption to the next step")
+        code = 0
+    except Failed as error:
+        print(f"FAILED: {error}")
+        code = 1
+    finally:
+        crash.close()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
