@@ -533,6 +533,8 @@ static rs_status settle(rs_job *job, running *run, const char *request)
     if (status == RS_OK)
         RS_TRY(gather_hashes(job, &run->new_hashes));
     RS_TRY(tell(job, run, request));
+    if (status == RS_ERR_CERTIFICATE)
+        job->keeps = false; /* what is known to be wrong is not gone on from */
     if (run->stuck && status != RS_OK)
         return rs_error_set(status,
             "the switch to %s failed where it could not be undone any more: %s",
