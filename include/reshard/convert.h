@@ -18,7 +18,8 @@ extern "C" {
 /* Starts as {0}: everything as usual. */
 typedef struct rs_convert_options {
     const char *to;         /* "safetensors": a Hugging Face folder of weights; "native": a folder;
-                               "torch": one file of torch.save */
+                               "torch": one file of torch.save; "deepspeed-universal": a folder
+                               with latest_universal and the checkpoint's folder */
     int64_t shard_bytes;    /* of a file's tensors at most, one tensor more; 0: 5,000,000,000 */
     int64_t memory;         /* for buffers; 0: 256 MiB */
     int threads;            /* 0: as many as pay */
@@ -29,10 +30,17 @@ typedef struct rs_convert_options {
                                   canonical ones in safetensors and torch Hugging Face's */
     const rs_dialect *from;    /* whose names the source has; NULL: found */
     const rs_space *space; /* the model's, for names; NULL: as a canonical source tells itself */
-    const char *hub; /* safetensors: a folder whose configuration and tokenizer are copied too;
-                        NULL: none */
-    bool force;      /* replace what is at the target */
-    bool dry_run;    /* only say what would be written */
+    const char *hub;    /* safetensors: a folder whose configuration and tokenizer are copied too;
+                           NULL: none */
+    const char *layout; /* universal: the layout that it is for, of which tp, pp, dp and zero
+                           count; NULL: the source's */
+    const char *rules;  /* universal: path of a rules file that says how tensors are cut */
+    const char *universal_version;                    /* "0.2" (NULL) or "0.4" */
+    void (*warn)(void *context, const char *warning); /* what is not as one would expect; may be
+                                                         NULL. On every rank alike */
+    void *warn_context;
+    bool force;            /* replace what is at the target */
+    bool dry_run;          /* only say what would be written */
     const rs_group *group; /* processes that convert together; NULL: this one alone */
     void (*progress)(void *context, int64_t done, int64_t all); /* bytes; may be NULL */
     bool (*cancelled)(void *context); /* asked before each write: true ends it; may be NULL */

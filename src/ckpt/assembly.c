@@ -439,7 +439,7 @@ static rs_status warn_unused(rs_assembly *assembly)
 {
     for (size_t i = 0; i < assembly->rules->cuts.count; i++) {
         const rs_rule *rule = &assembly->rules->cuts.items[i];
-        if (assembly->tp > 1 && rule->pattern != NULL && !rule->used)
+        if (assembly->tp > 1 && !assembly->partial && rule->pattern != NULL && !rule->used)
             RS_TRY(rs_catalog_warn(assembly->catalog,
                 "the pattern \"%s\" of the rules decides for no tensor",
                 rs_pattern_text(rule->pattern)));

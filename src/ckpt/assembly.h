@@ -41,7 +41,8 @@ typedef struct rs_local_piece {
 typedef struct rs_assembly {
     rs_catalog *catalog;
     rs_rules *rules;
-    int tp; /* ranks over which tensors are cut */
+    int tp;       /* ranks over which tensors are cut */
+    bool partial; /* the rules are for tensors too that are not among the locals */
     rs_pool pool;
     rs_names keys;   /* role, name, tp, copy -> local */
     rs_names groups; /* role, name -> group */

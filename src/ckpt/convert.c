@@ -32,7 +32,7 @@
 #define ASIDE ".tmp-reshard"
 
 static const rs_writer *const writers[] = {
-    &rs_writer_native, &rs_writer_safetensors, &rs_writer_torch};
+    &rs_writer_native, &rs_writer_safetensors, &rs_writer_torch, &rs_writer_universal};
 
 int64_t rs_writing_shard_bytes(const rs_writing *w)
 {

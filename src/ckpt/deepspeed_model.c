@@ -243,7 +243,8 @@ static rs_status read_module_tensor(model_file *f, const rs_value *module, uint3
     RS_TRY(keep_dtype(f, name, t.dtype));
     if (is_alias(reader, name))
         return RS_OK;
-    if (f->of_rank && rs_names_find(&f->partitioned, name) >= 0)
+    bool stand_in = f->reader->universal && rs_torch_elements(&t) == 0;
+    if ((f->of_rank || stand_in) && rs_names_find(&f->partitioned, name) >= 0)
         return RS_OK;
     if (!f->model->has_shapes && reader->pp == 1) {
         bool tied;

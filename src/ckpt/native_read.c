@@ -113,6 +113,19 @@ static rs_status numbers_of(const reading *r, const json_t *array, int *count, i
     return RS_OK;
 }
 
+/* What a tensor's role belongs to: NAME, also of "NAME[ROLE]", where the role has a shape of its
+ * own.
+ */
+static rs_status plain_name(const reading *r, const char *name, const char *role, const char **out)
+{
+    size_t length = strlen(name), tail = strlen(role) + 2;
+    *out = name;
+    if (length <= tail || name[length - 1] != ']' || name[length - tail] != '[' ||
+        strncmp(name + length - tail + 1, role, tail - 2) != 0)
+        return RS_OK;
+    return rs_pool_text(&r->catalog->pool, name, length - tail, out);
+}
+
 static rs_status read_tensor(const reading *r, const json_t *tensor, json_t *sums)
 {
     const char *name = json_string_value(json_object_get(tensor, "name")), *role;
@@ -138,7 +151,9 @@ static rs_status read_tensor(const reading *r, const json_t *tensor, json_t *sum
         json_t *sum = json_object_get(about, "sum");
         if (dtype == RS_DTYPE_NONE || json_string_length(sum) != 32)
             return bad(r, "a role of a tensor has no known dtype, or no sum");
-        rs_status status = rs_catalog_add(r->catalog, name, role, dtype, ndim, shape, &id);
+        const char *plain;
+        RS_TRY(plain_name(r, name, role, &plain));
+        rs_status status = rs_catalog_add(r->catalog, plain, role, dtype, ndim, shape, &id);
         if (status != RS_OK)
             return rs_error_context(status, "%s", r->path);
         if (json_object_set(of_tensor, role, sum) != 0)
@@ -153,7 +168,10 @@ static rs_status read_shard(const reading *r, int file, const json_t *shard)
     const char *role = json_string_value(json_object_get(shard, "role"));
     const char *hash = json_string_value(json_object_get(shard, "xxh3"));
     const json_t *at = json_object_get(shard, "at");
-    int id = name != NULL && role != NULL ? rs_catalog_find(r->catalog, name, role) : -1;
+    const char *plain = name;
+    if (name != NULL && role != NULL)
+        RS_TRY(plain_name(r, name, role, &plain));
+    int id = name != NULL && role != NULL ? rs_catalog_find(r->catalog, plain, role) : -1;
     int offsets, extents, used = 0;
     int64_t bytes, end;
     uint64_t value;

@@ -8,6 +8,7 @@
 #ifndef RS_CKPT_RULES_H
 #define RS_CKPT_RULES_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -76,6 +77,9 @@ void rs_rules_fini(rs_rules *rules);
 
 /* Adds what a universal_checkpoint_info dict says. The texts are copied. */
 rs_status rs_rules_add_info(rs_rules *rules, const rs_value *info) RS_MUST_CHECK;
+
+/* The same in JSON. */
+rs_status rs_rules_add_json(rs_rules *rules, const json_t *info) RS_MUST_CHECK;
 
 /* Adds the rules of a file (JSON). */
 rs_status rs_rules_add_file(rs_rules *rules, const char *path) RS_MUST_CHECK;

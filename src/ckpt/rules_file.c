@@ -176,6 +176,17 @@ static bool has_lists(json_t *root)
     return false;
 }
 
+rs_status rs_rules_add_json(rs_rules *rules, const json_t *info)
+{
+    rs_pickle pool = {.pool.limit = RS_PICKLE_POOL};
+    rs_value *value = NULL;
+    rs_status status = to_value(&pool, info, 0, &value);
+    if (status == RS_OK)
+        status = rs_rules_add_info(rules, value);
+    rs_pickle_fini(&pool);
+    return status;
+}
+
 static rs_status read_root(rules_file *f, json_t *root)
 {
     json_t *list = json_object_get(root, "rules");
@@ -203,12 +214,7 @@ static rs_status read_root(rules_file *f, json_t *root)
         return rs_error_set(RS_ERR_ARGUMENT, "%s: has no rules", f->path);
     if (info == NULL)
         return RS_OK;
-    rs_pickle pool = {.pool.limit = RS_PICKLE_POOL};
-    rs_value *value = NULL;
-    rs_status status = to_value(&pool, info, 0, &value);
-    if (status == RS_OK)
-        status = rs_rules_add_info(f->rules, value);
-    rs_pickle_fini(&pool);
+    rs_status status = rs_rules_add_json(f->rules, info);
     return status == RS_OK ? RS_OK : rs_error_context(status, "%s", f->path);
 }
 

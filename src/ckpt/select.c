@@ -6,10 +6,13 @@
  * 2. An optimizer's state is never left out unasked: a source without any is refused.
  * 3. Every role keeps its dtype unless --dtype names it; integers keep theirs always.
  * 4. A master is made from a param only where --master-from-param asks for it, only for params that
- *    the optimizer has moments of (all of them where it has none), and the extras say so.
+ *    the optimizer has moments of (all of them where it has none), and the extras say so. A format
+ *    that is made of masters takes float32 params for them, which they are.
  */
 #include "ckpt/select.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,15 +43,35 @@ static void keep_taken(rs_writing *w, const rs_writer *writer)
     w->tensors.count = kept;
 }
 
+json_t *rs_extras_of_run(json_t *extras)
+{
+    json_t *inner = json_object_get(extras, "extras");
+    return json_is_object(inner) && json_object_get(extras, "job") != NULL ? inner : extras;
+}
+
+void rs_writing_warn(const rs_writing *w, const char *format, ...)
+{
+    char sentence[2000];
+    va_list args;
+    if (w->options->warn == NULL)
+        return;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    w->options->warn(w->options->warn_context, sentence);
+}
+
 /* ---- masters ---- */
 
-static rs_status add_masters(rs_writing *w, bool moments)
+/* `exact`: of float32 params alone, which are their own masters. */
+static rs_status add_masters(rs_writing *w, bool moments, bool exact)
 {
     size_t count = w->tensors.count, made = 0;
     for (size_t i = 0; i < count; i++) {
         rs_logical t = w->tensors.items[i];
         const char *name = rs_catalog_get(w->catalog, t.id)->is.name;
         if (strcmp(t.role, "param") != 0 || !rs_cast_is_float(t.dtype) ||
+            (exact && t.dtype != RS_DTYPE_F32) ||
             rs_catalog_find(w->catalog, name, "master") >= 0 ||
             (moments && rs_catalog_find(w->catalog, name, "exp_avg") < 0 &&
                 rs_catalog_find(w->catalog, name, "momentum_buffer") < 0))
@@ -59,8 +82,9 @@ static rs_status add_masters(rs_writing *w, bool moments)
         w->tensors.items[w->tensors.count++] = t;
         made++;
     }
-    if (made > 0 &&
-        json_object_set_new(w->extras, "master_from_param", json_integer((json_int_t)made)) != 0)
+    if (made > 0 && !exact &&
+        json_object_set_new(
+            rs_extras_of_run(w->extras), "master_from_param", json_integer((json_int_t)made)) != 0)
         return rs_error_memory(1);
     return RS_OK;
 }
@@ -131,7 +155,7 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
 {
     bool optimizer = false;
     w->whole = writer->whole && !w->options->weights_only;
-    w->extras = json_copy(w->catalog->extras);
+    w->extras = json_deep_copy(w->catalog->extras);
     if (w->extras == NULL)
         return rs_error_memory(1);
     for (size_t i = 0; i < w->catalog->entries.count; i++) {
@@ -145,7 +169,9 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
     RS_TRY(rs_logical_make(w->catalog, NULL, &w->tensors));
     keep_taken(w, writer);
     if (w->options->master_from_param && w->whole)
-        RS_TRY(add_masters(w, optimizer));
+        RS_TRY(add_masters(w, optimizer, false));
+    else if (writer->masters && w->whole)
+        RS_TRY(add_masters(w, optimizer, true));
     RS_TRY(retype_all(w));
     measure(w);
     for (size_t i = 0; i < w->tensors.count; i++)

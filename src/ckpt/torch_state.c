@@ -286,7 +286,7 @@ typedef struct reading {
     rs_catalog *catalog;
     const rs_torch *torch;
     rs_names buffers;
-    rs_names storages; /* of params and buffers: key -> entry */
+    rs_names storages; /* key -> the first entry that has it */
 } reading;
 
 static rs_status damaged(const reading *r, const char *what, const char *name)
@@ -314,16 +314,15 @@ static rs_status each(
 }
 
 /* True if the entry is the same tensor. */
-static bool is_whole(const reading *r, int id, const rs_torch_tensor *t, const char *role)
+static bool is_same(const reading *r, int id, const rs_torch_tensor *t)
 {
     const rs_checkpoint_entry *entry = &rs_catalog_get(r->catalog, id)->is;
     return entry->dtype == t->dtype && entry->ndim == t->ndim && t->first == 0 &&
            memcmp(entry->shape, t->shape, sizeof *t->shape * (size_t)t->ndim) == 0 &&
-           strcmp(entry->role, role) == 0 && rs_torch_is_contiguous(t);
+           rs_torch_is_contiguous(t);
 }
 
-static rs_status enter(
-    reading *r, const char *name, const char *role, const rs_value *value, bool alias)
+static rs_status enter(reading *r, const char *name, const char *role, const rs_value *value)
 {
     rs_torch_tensor t;
     rs_piece piece;
@@ -331,12 +330,17 @@ static rs_status enter(
     if (rs_torch_kind_of(value) != RS_TORCH_DENSE)
         return damaged(r, "no dense tensor is", name);
     RS_TRY(rs_torch_tensor_of(r->torch, value, &t));
-    if (alias && rs_torch_elements(&t) > 0)
+    if (rs_torch_elements(&t) > 0)
         RS_TRY(rs_names_add(&r->storages, t.storage->key, id, &found));
-    if (found >= 0 && !is_whole(r, found, &t, role))
-        return damaged(r, "a storage has tensors of two kinds, among them", name);
-    if (found >= 0)
-        return rs_catalog_alias(r->catalog, name, found);
+    if (found >= 0) {
+        const rs_checkpoint_entry *first = &rs_catalog_get(r->catalog, found)->is;
+        if (!is_same(r, found, &t))
+            return damaged(r, "a storage has tensors of two kinds, among them", name);
+        if (strcmp(first->role, role) == 0)
+            return rs_catalog_alias(r->catalog, name, found);
+        if (strcmp(first->name, name) == 0)
+            return rs_catalog_rounded(r->catalog, role, t.dtype, found);
+    }
     RS_TRY(rs_catalog_add(r->catalog, name, role, t.dtype, t.ndim, t.shape, &id));
     rs_torch_piece(r->torch, &t, &piece);
     return rs_catalog_piece(r->catalog, id, &piece);
@@ -346,12 +350,12 @@ static rs_status take_model(
     reading *r, const char *name, const rs_value *value, const char *context)
 {
     (void)context;
-    return enter(r, name, rs_names_find(&r->buffers, name) >= 0 ? "buffer" : "param", value, true);
+    return enter(r, name, rs_names_find(&r->buffers, name) >= 0 ? "buffer" : "param", value);
 }
 
 static rs_status take_role(reading *r, const char *role, const rs_value *value, const char *name)
 {
-    return enter(r, name, role, value, false);
+    return enter(r, name, role, value);
 }
 
 static rs_status take_state(
@@ -363,7 +367,7 @@ static rs_status take_state(
 
 static rs_status take_name(reading *r, const char *name, const rs_value *value, const char *role)
 {
-    return enter(r, name, role, value, false);
+    return enter(r, name, role, value);
 }
 
 static rs_status take_other(

@@ -103,6 +103,8 @@ static rs_status add_storage(
     rs_zip_record *record = &make->records[2 + i];
     const rs_logical *tensor = &tensors[storage->tag];
     rs_zip_head(record, around);
+    if (record->bytes == 0)
+        return RS_OK;
     RS_TRY(flush(around, output));
     if (rs_output_at(output) != record->offset || tensor->bytes != record->bytes)
         return rs_error_set(RS_ERR_MISMATCH,
@@ -138,6 +140,8 @@ rs_status rs_torch_make_complete(const rs_torch_make *make, rs_output *output)
     for (size_t i = 0; i < make->storages.count; i++) {
         const rs_torch_made *storage = &make->storages.items[i];
         rs_zip_record *record = &make->records[2 + i];
+        if (record->bytes == 0)
+            continue;
         record->crc = output->parts.items[storage->part].crc32;
         bytes.length = 0;
         rs_zip_tail(record, &bytes);

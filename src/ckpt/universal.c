@@ -9,7 +9,7 @@
  * A state's file holds a dict with the tensor under `param`, or, from ZeRO-3, the bare tensor,
  * flat; its shape then stands in the model files only. The model files also have what the format
  * itself leaves out: 16-bit weights, buffers, frozen parameters, and the client's state; they are
- * read as DeepSpeed's own.
+ * read as DeepSpeed's own. An empty tensor in place of a weight says its dtype alone.
  *
  * Invariants:
  * 1. Every parameter that the model files name has its folder, and every folder its fp32.pt.
@@ -57,7 +57,9 @@ static rs_status add_tensor(rs_ds_reader *reader, const rs_torch *torch, const c
     if (rs_torch_kind_of(value) != RS_TORCH_DENSE)
         return rs_ds_malformed(torch, "holds no dense tensor");
     RS_TRY(rs_torch_tensor_of(torch, value, &t));
-    const rs_ds_param *param = bare && t.ndim == 1 ? find_shape(reader, name) : NULL;
+    /* A dict has the shape itself, but that a scalar is written as one element in a row. */
+    bool reshaped = t.ndim == 1 && (bare || t.shape[0] == 1);
+    const rs_ds_param *param = reshaped ? find_shape(reader, name) : NULL;
     rs_torch_piece(torch, &t, &piece);
     if (param == NULL || strcmp(role, "step") == 0) {
         reader->flat += bare && strcmp(role, "step") != 0;
@@ -240,6 +242,7 @@ static rs_status read_models(rs_ds_reader *reader)
             "they were cut: 16-bit weights, buffers and frozen parameters are not listed",
             reader->place->path, reader->tp));
     rs_assembly_init(&reader->assembly, reader->catalog, &reader->rules, reader->tp);
+    reader->assembly.partial = true;
     RS_TRY(rs_ds_read_models(reader));
     return rs_assembly_finish(&reader->assembly);
 }

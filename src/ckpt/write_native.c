@@ -41,6 +41,38 @@ typedef struct own {
     rs_space *space;
 } own;
 
+/* ---- names ---- */
+
+/* A tensor has one shape in all its roles. One that differs, like a parameter's step, becomes a
+ * tensor of its own, "NAME[ROLE]". */
+static rs_status name_odd_shapes(rs_writing *w, own *o)
+{
+    rs_names first = {0};
+    rs_status status = RS_OK;
+    int found;
+    for (size_t i = 0; i < w->tensors.count; i++)
+        if (strcmp(w->tensors.items[i].role, "param") == 0)
+            RS_TRY_GOTO(rs_names_add(&first, w->tensors.items[i].name, (int)i, &found), out);
+    for (size_t i = 0; i < w->tensors.count; i++) {
+        rs_logical *t = &w->tensors.items[i];
+        RS_TRY_GOTO(rs_names_add(&first, t->name, (int)i, &found), out);
+        const rs_logical *known = found >= 0 ? &w->tensors.items[found] : t;
+        if (known->ndim == t->ndim &&
+            memcmp(known->shape, t->shape, sizeof *t->shape * (size_t)t->ndim) == 0)
+            continue;
+        rs_text name = {0};
+        rs_text_append(&name, "%s[%s]", t->name, t->role);
+        status = name.status;
+        if (status == RS_OK)
+            status = rs_pool_text(&o->pool, name.data, name.length, &t->name);
+        rs_text_fini(&name);
+        RS_TRY_GOTO(status, out);
+    }
+out:
+    rs_names_fini(&first);
+    return status;
+}
+
 /* ---- shards ---- */
 
 static rs_status add_shard(own *o, const rs_logical *tensor, const rs_box *box)
@@ -143,6 +175,7 @@ static rs_status plan(rs_writing *w)
     if (o == NULL)
         return rs_error_memory(sizeof *o);
     w->own = o;
+    RS_TRY(name_odd_shapes(w, o));
     RS_TRY(rs_logical_list_space(w->catalog, &w->tensors, &o->space));
     RS_TRY(rs_native_aside_name(&name, folder));
     RS_TRY(cut_all(w, o));
@@ -207,8 +240,6 @@ static rs_status finish(rs_writing *w)
     const own *o = w->own;
     rs_save_name name = {w->folder, step_of(w), JOB};
     rs_save_about about = {w->catalog->layout != NULL ? w->catalog->layout : "dp=1", 1, NULL};
-    bool native = strcmp(w->catalog->format, "native") == 0;
-    json_t *extras = w->extras;
     char *text = NULL;
     rs_status status = RS_OK;
     char **records = rs_calloc((size_t)o->files, sizeof *records);
@@ -216,8 +247,7 @@ static rs_status finish(rs_writing *w)
         return rs_error_memory((size_t)o->files * sizeof *records);
     for (int i = 0; i < o->files; i++)
         RS_TRY_GOTO(record_of(w, o, i, &records[i]), out);
-    text = json_dumps(native ? json_object_get(extras, "extras") : extras,
-        JSON_COMPACT | JSON_REAL_PRECISION(17));
+    text = json_dumps(rs_extras_of_run(w->extras), JSON_COMPACT | JSON_REAL_PRECISION(17));
     if (text == NULL)
         RS_TRY_GOTO(rs_error_memory(1), out);
     about.extras = text;

@@ -36,6 +36,7 @@ typedef struct rs_writing {
 typedef struct rs_writer {
     const char *name;
     bool whole;   /* takes the optimizer's state; else params alone */
+    bool masters; /* wants masters of float32 params too */
     bool buffers; /* of weights alone: with the buffers */
     bool foreign; /* under other people's names, where the source has the trainer's own */
     bool file;    /* the target is one file, `name`; else the folder */
@@ -54,9 +55,18 @@ typedef struct rs_writer {
 /* Bytes of a file's tensors at most, one tensor more, as the options say. */
 int64_t rs_writing_shard_bytes(const rs_writing *w);
 
+/* Tells a sentence to whoever asked for the conversion. */
+void rs_writing_warn(const rs_writing *w, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* What belongs to the run in the extras of a checkpoint, whatever format it went through: the
+ * member `extras` of native ones, else all. */
+json_t *rs_extras_of_run(json_t *extras);
+
 /* The writers, each in a file of its own. */
 extern const rs_writer rs_writer_native;
 extern const rs_writer rs_writer_safetensors;
 extern const rs_writer rs_writer_torch;
+extern const rs_writer rs_writer_universal;
 
 #endif

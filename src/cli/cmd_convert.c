@@ -14,7 +14,7 @@
 #include "reshard/convert.h"
 
 typedef struct convert_args {
-    const char *source, *target, *to, *format, *rules, *dtype;
+    const char *source, *target, *to, *format, *rules, *dtype, *layout, *version;
     const char *dialect, *from, *model, *hub;
     int64_t shard, memory;
     bool weights_only, masters, force, dry_run, json;
@@ -26,13 +26,18 @@ static const cli_option options[] = {
     {CLI_ARGUMENT, "DST", .target = offsetof(convert_args, target),
         .help = "the folder, or with --to torch the file, to write"},
     {CLI_CHOICE, "to", "F", "the format", .target = offsetof(convert_args, to),
-        .choices = "native|safetensors|torch", .required = true},
+        .choices = "native|safetensors|torch|deepspeed-universal", .required = true},
     {CLI_FLAG, "weights-only", NULL, "leave out, or do without, the optimizer's state",
         .target = offsetof(convert_args, weights_only)},
     {CLI_TEXT, "dtype", "T|ROLE=T,..", "write params, or a role, in this type; unset: as in SRC",
         .target = offsetof(convert_args, dtype)},
     {CLI_FLAG, "master-from-param", NULL, "make the float32 masters that SRC lacks from its params",
         .target = offsetof(convert_args, masters)},
+    {CLI_TEXT, "layout", "L",
+        "deepspeed-universal: the tp, pp, dp and zero it is for; unset: as SRC",
+        .target = offsetof(convert_args, layout)},
+    {CLI_CHOICE, "universal-version", "V", "deepspeed-universal: of the format", "0.2",
+        .target = offsetof(convert_args, version), .choices = "0.2|0.4"},
     {CLI_BYTES, "max-shard-size", "SIZE", "of a file's tensors, one tensor more", "5GB",
         .target = offsetof(convert_args, shard), .minimum = 1},
     {CLI_BYTES, "memory", "SIZE", "for buffers", "256MiB", .target = offsetof(convert_args, memory),
@@ -68,8 +73,16 @@ static void show_progress(void *context, int64_t done, int64_t all)
         fprintf(stderr, "\r%*s\r", 40, "");
 }
 
-static void print_report(const convert_args *args, const rs_convert_report *r, double seconds)
+static void warn(void *context, const char *warning)
 {
+    json_array_append_new(context, json_string(warning));
+}
+
+static void print_report(
+    const convert_args *args, const rs_convert_report *r, const json_t *warnings, double seconds)
+{
+    size_t i;
+    json_t *warning;
     char bytes[RS_HUMAN], time[RS_HUMAN];
     printf("%s %s: %" PRId64 " tensors, %s", args->dry_run ? "would write" : "wrote", args->target,
         r->tensors, rs_human_bytes(r->bytes, bytes));
@@ -82,6 +95,7 @@ static void print_report(const convert_args *args, const rs_convert_report *r, d
     if (r->copied > 0)
         printf("%d file%s of configuration and tokenizer %s from %s\n", r->copied,
             r->copied == 1 ? "" : "s", args->dry_run ? "would be copied" : "copied", args->hub);
+    json_array_foreach(warnings, i, warning) printf("warning: %s\n", json_string_value(warning));
     if (r->lacks_config || r->lacks_tokenizer)
         printf("for transformers it lacks %s (--hf-from copies what a folder has)\n",
             !r->lacks_tokenizer ? "config.json"
@@ -121,7 +135,8 @@ static bool is_interrupted(void *context)
 }
 
 /* With the others of the crew, each of which opens the source for itself. */
-static rs_status convert(const convert_args *args, const crew *c, rs_convert_report *report)
+static rs_status convert(
+    const convert_args *args, const crew *c, rs_convert_report *report, json_t *warnings)
 {
     double shown = 0;
     rs_checkpoint_options how = {.format = args->format, .rules = args->rules};
@@ -131,6 +146,11 @@ static rs_status convert(const convert_args *args, const crew *c, rs_convert_rep
         .weights_only = args->weights_only,
         .master_from_param = args->masters,
         .dtype = args->dtype,
+        .layout = args->layout,
+        .rules = args->rules,
+        .universal_version = args->version,
+        .warn = warn,
+        .warn_context = warnings,
         .hub = args->hub,
         .force = args->force,
         .dry_run = args->dry_run,
@@ -155,14 +175,14 @@ static rs_status convert(const convert_args *args, const crew *c, rs_convert_rep
 }
 
 static int print_json(const cli_command *command, const convert_args *args,
-    const rs_convert_report *report, double seconds)
+    const rs_convert_report *report, json_t *warnings, double seconds)
 {
     return cli_print_json(command,
-        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:i,s:i,s:b,s:b,s:f}", "target", args->target,
+        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:i,s:O,s:i,s:b,s:b,s:f}", "target", args->target,
             "format", args->to, "dry_run", args->dry_run, "tensors", (json_int_t)report->tensors,
             "bytes", (json_int_t)report->bytes, "bytes_read", (json_int_t)report->bytes_read,
-            "left_out", (json_int_t)report->skipped, "files", report->files, "copied",
-            report->copied, "lacks_config", report->lacks_config, "lacks_tokenizer",
+            "left_out", (json_int_t)report->skipped, "files", report->files, "warnings", warnings,
+            "copied", report->copied, "lacks_config", report->lacks_config, "lacks_tokenizer",
             report->lacks_tokenizer, "seconds", seconds));
 }
 
@@ -175,11 +195,12 @@ static int run(const cli_command *command, int argc, char **argv)
     if (code >= 0)
         return code;
     double begun = cli_now();
+    json_t *warnings = json_array();
     rs_convert_report report = {0};
     rs_status status = crew_join(&c);
     crew_catch_signals();
     if (status == RS_OK)
-        status = convert(&args, &c, &report);
+        status = convert(&args, &c, &report, warnings);
     if (status == RS_ERR_CANCELLED)
         code = cli_error(command, 128 + crew_signal(), "interrupted; %s is as it was", args.target);
     else if (status == RS_ERR_UNSUPPORTED)
@@ -187,9 +208,10 @@ static int run(const cli_command *command, int argc, char **argv)
     else if (status != RS_OK)
         code = cli_fail(command, status, NULL);
     else if (args.json)
-        code = print_json(command, &args, &report, cli_now() - begun);
+        code = print_json(command, &args, &report, warnings, cli_now() - begun);
     else
-        print_report(&args, &report, cli_now() - begun);
+        print_report(&args, &report, warnings, cli_now() - begun);
+    json_decref(warnings);
     crew_leave(&c);
     return code > 0 ? code : 0;
 }

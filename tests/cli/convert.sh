@@ -51,6 +51,29 @@ holds '{(t["role"], t["dtype"]) for t in j["tensors"]} == {("param", "float32"),
 expect 0 '^equal: 38 tensors' verify whole.pt half.pt --roles exp_avg_sq
 refuse 2 'nothing of role "momentum"' convert whole.pt no.pt --to torch --dtype momentum=bf16
 refuse 2 'must be float64, float32' convert whole.pt no.pt --to torch --dtype int8
+# DeepSpeed's universal checkpoints.
+expect 0 'wrote uni: 152 tensors' convert cvjob uni --to deepspeed-universal
+check "its pointer" test "$(cat uni/latest_universal)" = global_step3_universal
+expect 0 '^equal: 11 tensors' verify uni cvjob --roles master
+expect 0 '^equal: 22 tensors' verify uni cvjob --roles exp_avg,exp_avg_sq
+holds 'j["extras"]["step"] == 3 and j["extras"]["param_groups"] == [{"lr": 0.0003, "params": [0]}]' inspect uni --json
+refuse 2 'not with --weights-only' convert cvjob no --to deepspeed-universal --weights-only
+refuse 1 'universal checkpoints know tp, pp, dp and zero alone' convert cvjob no --to deepspeed-universal --layout cp=2
+refuse 1 'nothing says how it is cut over 2' convert cvjob no --to deepspeed-universal --layout tp=2
+cat >rules.json <<'RULES'
+{"rules": [{"match": ".*embed_tokens", "split": 0, "vocabulary": 256}, {"match": ".*(o|down)_proj", "split": 1},
+           {"match": ".*norm", "replicated": true}, {"match": ".*_proj", "split": 0},
+           {"match": "lm_head", "split": 0, "vocabulary": 256}]}
+RULES
+expect 0 'wrote sliced: 152 tensors' convert cvjob sliced --to deepspeed-universal --layout tp=2,dp=2,zero=3 \
+    --rules rules.json --universal-version 0.4
+check "a model file for each of its ranks" bash -c \
+    'test "$(cd sliced/global* && echo *.pt)" = "zero_pp_rank_0_mp_rank_00_model_states.pt zero_pp_rank_0_mp_rank_01_model_states.pt"'
+expect 0 '^equal: 44 tensors' verify sliced cvjob --roles param,master,exp_avg,exp_avg_sq
+holds '(lambda i: i["universal_checkpoint_version"] == 0.4 and i["original_vocab_size"] == 256 and
+    len(i["parameter_with_row_parallelism_patterns"]) == 8 and len(i["tp_replicated_parameter_patterns"]) == 9 and
+    "^model\\.norm\\.weight$" in i["tp_replicated_parameter_patterns"])(j["extras"]["universal_checkpoint_info"])' \
+    inspect sliced --json
 expect 0 'wrote bare' convert cvjob bare --to native --weights-only
 expect 0 '^equal: 11 tensors' verify bare cvjob --roles param
 check "nothing is left behind" bash -c "test -z \"\$(ls -a | grep reshard)\""

@@ -1,0 +1,58 @@
+/* Inside the writer of DeepSpeed's universal checkpoints: what its parts share. */
+#ifndef RS_CKPT_UNIVERSAL_WRITE_H
+#define RS_CKPT_UNIVERSAL_WRITE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "ckpt/names.h"
+#include "ckpt/rules.h"
+#include "ckpt/torch_write.h"
+#include "ckpt/writer.h"
+
+#define RS_UNIVERSAL_LONG "0.4" /* the version that knows uneven widths */
+
+typedef struct rs_universal {
+    rs_writing *w;
+    const json_t *extras; /* of the run itself */
+    rs_rules rules;
+    bool ruled;          /* the rules say how tensors are cut */
+    const char *version; /* "0.2" or "0.4" */
+    int tp, pp, dp;
+    int stage;       /* 3: ZeRO-3's form; else that of ZeRO 0 to 2 */
+    int64_t step;    /* -1: none is known */
+    int step_tensor; /* a tensor that says it, -1: it is a number */
+    char tag[300];
+    rs_names masters; /* name -> tensor of role master */
+    struct {
+        rs_torch_make *items; /* by the output's number */
+        size_t count, capacity;
+    } files;
+    int *index; /* catalog entry -> tensor that is the whole of it, -1 */
+} rs_universal;
+
+/* True if the weights themselves are written beside the masters. */
+static inline bool rs_universal_has_weights(const rs_universal *u)
+{
+    return u->stage < 3 && u->tp == 1;
+}
+
+/* The DeepSpeed that first wrote this version. */
+static inline const char *rs_universal_writer(const rs_universal *u)
+{
+    return u->version[2] == '4' ? "0.19.6" : "0.14.5";
+}
+
+/* How `name` is cut; NULL: nothing says it. */
+rs_status rs_universal_rule(rs_universal *u, const char *name, const rs_rule **out) RS_MUST_CHECK;
+
+/* What a state's file says beside the tensor of how it is cut: pairs of a dict that is open. */
+rs_status rs_universal_cut(rs_universal *u, const rs_logical *t, rs_bytes *out) RS_MUST_CHECK;
+
+/* The model file of model-parallel rank `mp`; the tags are numbers of tensors. */
+rs_status rs_universal_model(rs_universal *u, int mp, rs_torch_make *make) RS_MUST_CHECK;
+
+/* universal_checkpoint_info: the source's, or what the rules say of each name. */
+rs_status rs_universal_info(rs_universal *u, rs_bytes *out) RS_MUST_CHECK;
+
+#endif

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The real DeepSpeed 0.14.5 against what is written for it, and against what it writes: a run with ZeRO-2 on 4 ranks and
+# one with ZeRO-3 on 3 are converted to universal checkpoints, which DeepSpeed loads on 1, 2 and 3 ranks; masters,
+# moments, step and rates are then those of the run, to the bit. And what its own ds_to_universal makes of the runs holds
+# the same as what is made here.
+#   deepspeed_oracle.sh RESHARD FOLDER
+# Debian's PyTorch is wanted; DeepSpeed is installed with pip into FOLDER, for this test alone. RS_TEST_DEEPSPEED names
+# a Python that has both instead. Without them the test is skipped.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+reshard=$1
+mkdir -p "$2" || exit 1
+environment=$(cd "$2" && pwd)/deepspeed
+. "$here/../cli/lib.sh"
+
+skip() {
+    echo "skipped: $1"
+    exit 77
+}
+
+python=${RS_TEST_DEEPSPEED:-$environment/bin/python}
+if ! "$python" -c 'import deepspeed' >log 2>&1; then
+    [ -z "${RS_TEST_DEEPSPEED:-}" ] || skip "$python cannot import deepspeed"
+    /usr/bin/python3 -c 'import torch' 2>/dev/null || skip "Debian's python3-torch is not installed"
+    {
+        /usr/bin/python3 -m venv --system-site-packages "$environment" &&
+            timeout 300 "$environment/bin/pip" install -q --no-input hjson ninja psutil py-cpuinfo tqdm pydantic packaging &&
+            DS_BUILD_OPS=0 timeout 300 "$environment/bin/pip" install -q --no-input --no-deps --no-build-isolation \
+                deepspeed==0.14.5
+    } >log 2>&1 || skip "DeepSpeed 0.14.5 cannot be installed: $(tail -1 log)"
+    "$python" -c 'import deepspeed' >log 2>&1 || skip "DeepSpeed does not run here: $(tail -1 log)"
+fi
+
+# run RANKS ARGUMENT...: deepspeed_run.py on so many ranks.
+run() {
+    local ranks=$1 port=$((20000 + RANDOM % 20000)) rank pids=() status=0
+    shift
+    for ((rank = 0; rank < ranks; rank++)); do
+        RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks LOCAL_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu timeout 200 "$python" "$here/deepspeed_run.py" "$@" >"log.$rank" 2>&1 &
+        pids+=($!)
+    done
+    for rank in "${!pids[@]}"; do
+        wait "${pids[$rank]}" || status=1
+    done
+    [ $status -eq 0 ] || tail -5 log.0
+    return $status
+}
+
+# same TRUTH LOADED
+same() {
+    "$python" - "$@" <<'PYTHON'
+import sys
+import torch
+a, b = (torch.load(path) for path in sys.argv[1:3])
+assert a["tensors"].keys() == b["tensors"].keys() and len(a["tensors"]) == 18
+for key, value in a["tensors"].items():
+    assert torch.equal(value.view(torch.int32), b["tensors"][key].view(torch.int32)), key
+    assert value.abs().max() > 0, key
+for key in ("steps", "lr", "weight_decay", "scheduled"):
+    assert a[key] == b[key] and a[key], (key, a[key], b[key])
+PYTHON
+}
+
+for stage in 2 3; do
+    if [ $stage = 2 ]; then ranks=4 how=(--stage 2 --groups 2); else ranks=3 how=(--stage 3 --dtype bf16); fi
+    check "DeepSpeed trains with ZeRO-$stage on $ranks ranks" run $ranks train run$stage truth$stage "${how[@]}"
+    expect 0 '^wrote' convert run$stage made$stage --to deepspeed-universal
+    for ranks in 1 2 3; do
+        check "DeepSpeed loads it on $ranks ranks" run $ranks load made$stage loaded "${how[@]}"
+        check "and has what it had" same truth$stage loaded
+        rm -f loaded
+    done
+    check "ds_to_universal" "$python" -m deepspeed.checkpoint.ds_to_universal --input_folder run$stage/global_step3 \
+        --output_folder theirs$stage/universal --inject_missing_state --num_extract_workers 1 --num_merge_workers 1
+    for role in param master exp_avg exp_avg_sq; do
+        expect 0 '^equal: [67] tensors' verify theirs$stage/universal made$stage --roles $role
+        expect 0 '^equal: [67] tensors' verify theirs$stage/universal run$stage --roles $role
+    done
+    holds 'j["extras"]["step"] == 3 and j["extras"]["global_steps"] == 3' inspect theirs$stage/universal --json
+done
+expect 0 'frozen parameters, which DeepSpeed does not load from it: frozen' convert run2 again --to deepspeed-universal
+# ZeRO-3's run goes on under ZeRO-2, and the other way round with one group; through other formats too.
+expect 0 '^wrote' convert run3 native --to native
+expect 0 '^wrote' convert native turned --to deepspeed-universal --layout dp=2,zero=2
+check "DeepSpeed loads ZeRO-3's state under ZeRO-2" run 2 load turned loaded --stage 2 --dtype bf16
+check "and has what it had" same truth3 loaded
+finish
