@@ -264,6 +264,13 @@ static rs_status choose(
             : place->bytes == 0     ? "an empty file"
             : place->head_bytes < 8 ? "too short for any checkpoint"
                                     : "byte 0: no checkpoint that reshard knows begins like this");
+    if ((*format)->read == NULL && place->folder && rs_place_has(place, "latest") &&
+        rs_place_has(place, "latest_checkpointed_iteration.txt"))
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "%s: has \"latest\", as DeepSpeed writes it, and "
+            "\"latest_checkpointed_iteration.txt\", as "
+            "Megatron does: name the folder that is meant",
+            place->path);
     if ((*format)->read == NULL)
         return rs_error_set(RS_ERR_UNSUPPORTED, "%s: is %s (%s); reshard does not read it yet",
             place->path, (*format)->what, (*format)->name);

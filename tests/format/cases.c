@@ -259,6 +259,74 @@ static void test_ties(void **state)
     assert_int_equal(file_bytes(target), -1);
 }
 
+/* C12: DeepSpeed's folder is recognised by what is in it; one that is Megatron's too is not guessed
+ * at. */
+static void test_c12(void **state)
+{
+    (void)state;
+    char root[300], tag[400], path[500];
+    syn_run run = syn_usual(1, 2, 1);
+    snprintf(root, sizeof root, "%s/root", scratch_folder());
+    snprintf(tag, sizeof tag, "%s/global_step3", root);
+    mkdir(root, 0755);
+    syn_add(&run, "w", SYN_REPLICATED, 0, 1, 12, 0);
+    syn_write(&run, tag);
+    static const char *const pointers[] = {"latest", "latest_checkpointed_iteration.txt"};
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", root, pointers[i]);
+        FILE *file = fopen(path, "w");
+        assert_true(fputs(i == 0 ? "global_step3" : "3", file) >= 0 && fclose(file) == 0);
+        if (i == 1) {
+            assert_int_equal(read_everything(root, NULL), RS_ERR_ARGUMENT);
+            expect_message("as Megatron does: name the folder that is meant");
+        }
+        rs_checkpoint *checkpoint = opened(i == 0 ? root : tag);
+        assert_string_equal(rs_checkpoint_format(checkpoint), "deepspeed");
+        rs_checkpoint_close(checkpoint);
+    }
+    syn_remove(tag);
+    OK(rs_remove_folder(root));
+}
+
+/* Bytes that this process has asked files for. */
+static int64_t bytes_read(void)
+{
+    long long bytes = -1;
+    FILE *file = fopen("/proc/self/io", "r");
+    if (file == NULL || fscanf(file, "rchar: %lld", &bytes) != 1)
+        bytes = -1;
+    if (file != NULL)
+        fclose(file);
+    return bytes;
+}
+
+/* K01: writing the weights reads the weights: not the moments, and nothing twice. */
+static void test_k01(void **state)
+{
+    (void)state;
+    char target[600];
+    snprintf(target, sizeof target, "%s/target", scratch_folder());
+    for (int stage = 2; stage <= 3; stage++) {
+        syn_run run = syn_usual(1, 8, stage);
+        rs_convert_options how = {.to = "safetensors"};
+        for (int i = 0; i < 4; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "w%d", i);
+            syn_add(&run, name, SYN_REPLICATED, 0, 2, 1024, 512);
+        }
+        syn_write(&run, folder);
+        int64_t before = bytes_read();
+        rs_checkpoint *checkpoint = opened(folder);
+        OK(rs_convert(checkpoint, target, &how, NULL));
+        int64_t read = bytes_read() - before;
+        rs_checkpoint_close(checkpoint);
+        syn_remove(folder);
+        OK(rs_remove_folder(target));
+        if (before >= 0 && (read < (4 << 21) || read > (4 << 21) * 11 / 10))
+            fail_msg("stage %d: read %d bytes for %d", stage, (int)read, 4 << 21);
+    }
+}
+
 /* E08: frozen weights have their value, their type, and nothing else; no placeholder is written. */
 static void test_frozen(void **state)
 {
@@ -623,6 +691,8 @@ int main(void)
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_c12),
+        cmocka_unit_test(test_k01),
         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_e05),
         cmocka_unit_test(test_no_tensors),

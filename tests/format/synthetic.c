@@ -294,7 +294,7 @@ static void write_model(const syn_run *run, const char *folder, int t, int rank)
 static float *flat_values(
     const syn_run *run, int group, int role, int t, int rank, int64_t *count, int64_t *real)
 {
-    float *all = malloc(sizeof *all * 200000);
+    float *all = malloc(sizeof *all * 4000000);
     int64_t total = 0;
     *real = 0;
     for (int i = 0; i < run->count; i++) {

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "reshard/checkpoint.h"
 #include "reshard/convert.h"
 #include "reshard/dialect.h"
@@ -526,12 +527,45 @@ static void test_refused(void **state)
     expect("none of the built-in dialects", false, 0);
 }
 
+/* The N-th allocation fails, N = 1, 2, ...: the call says so and nothing is left (run under asan).
+ */
+static void test_allocation_failures(void **state)
+{
+    (void)state;
+    rs_model model = gpt2_model();
+    rs_space *space = space_of(&model);
+    rs_dialect *hub = load("hf");
+    rs_rename_options out = {.to = hub, .space = space};
+    rs_status status = RS_ERR_NO_MEMORY;
+    size_t n = 0;
+    begin();
+    add_gpt2("");
+    memcpy(add("lm_head.weight", 2, V, H), rows[0].data, sizeof(float) * V * H);
+    rs_checkpoint *source = written();
+    while (status != RS_OK) {
+        rs_checkpoint *back = NULL;
+        rs_alloc_fail_at(++n);
+        status = rs_checkpoint_rename(source, &out, &back);
+        size_t made = rs_alloc_fail_at(0);
+        assert_true(status != RS_OK || made < n); /* none that failed was passed over */
+        if (status != RS_OK && status != RS_ERR_NO_MEMORY)
+            fail_msg("%s", rs_error_message());
+        assert_true(n < 20000);
+        rs_checkpoint_close(back);
+    }
+    assert_true(n > 100);
+    rs_checkpoint_close(source);
+    rs_dialect_destroy(hub);
+    rs_space_destroy(space);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt2),
         cmocka_unit_test(test_fused),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
