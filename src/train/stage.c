@@ -1,7 +1,8 @@
 /*
  * One pipeline stage of a Llama-family decoder on one tp rank.
  *
- * A layer is two half-layers, each x + f(norm(x)): f is attention, or the gated feed-forward. The
+ * A layer is two half-layers, each x + f(norm(x)): f is attention, or the gated feed-forward (or
+ * experts, which moe.c computes behind the same norm and before the same sum). The
  * rank has some rows of f's first products (q, k, v; gate, up) and the matching columns of its last
  * (o; down), so it computes a partial f from the whole norm(x), and one sum over the group gives f;
  * backward, one sum gives the gradient of norm(x) (Megatron-LM: Shoeybi et al., arXiv 1909.08053).
@@ -16,7 +17,8 @@
  * silu are redone.
  * 3. The calls to the group depend only on the shape and on the batch, never on a rank's ranges, so
  * a group whose ranks get the same micro-batch meets in the same calls.
- * 4. Working memory is allocated once, in rs_stage_create; every element read was written before.
+ * 4. Working memory is allocated once, in rs_stage_create, but for rows that come to this rank's
+ * experts, whose number the routers decide (moe.c); every element read was written before.
  *
  * Cost: per token 6 floating-point operations a weight and about 6 seq a query head's width; per
  * slot and layer and token (3 hidden + 2 q + 2 kv + 2 ffn) floats, local widths.

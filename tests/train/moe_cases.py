@@ -191,6 +191,17 @@ def experts_resume(j):
 
 
 @case
+def experts_optimizers(j):
+    """So they are with another optimizer, and with experts, routers or all but these frozen."""
+    for changes in ({"optimizer": "sgd", "lr": 0.03}, {"freeze": "layers.experts.*"}, {"freeze": "layers.router.*"},
+                    {"freeze": "layers.attn*,embed.*,head.*,norm.*,layers.mlp*,layers.shared.*"}):
+        reference = unswitched(j, MODELS[1], steps=10, **changes)
+        for layout in ("dp=4,ep=4", "tp=2,dp=2,etp=1,ep=2,zero=1,zero_cut=param", "pp=2,dp=2,ep=2,zero=3,zero_cut=dim0"):
+            result = j.run(4, layout=layout, steps=10, model=path(MODELS[1]), fault_routing=True, **changes)
+            compare_choices(result, reference, f"{changes}, {layout}", oracle(MODELS[1])[1]["chosen"])
+
+
+@case
 def experts_repeat(j):
     """A layout repeats its run bit for bit, whichever replica a token's expert is with."""
     for layout, ranks in (("dp=4,ep=4", 4), ("tp=2,dp=2,ep=4,etp=1,zero=1", 4), ("dp=8,ep=8", 8)):
