@@ -7,30 +7,36 @@
 
 #include <stdint.h>
 
+#include "train/sequence.h"
+
 typedef struct rs_attention {
     int64_t batch;
-    int64_t seq;
-    int64_t dim;     /* of a head; even */
-    int64_t q_begin; /* this rank's query heads, global numbers */
+    rs_sequence sequence; /* whose positions this rank has queries of */
+    int64_t dim;          /* of a head; even */
+    int64_t q_begin;      /* this rank's query heads, global numbers */
     int64_t q_end;
     int64_t kv_begin; /* and the key/value heads that they use */
     int64_t kv_end;
     int64_t group; /* query heads per key/value head */
+    int64_t ldq;   /* floats between rows of queries, of keys and values */
+    int64_t ldkv;
 } rs_attention;
 
 /* Floats of scratch that one thread needs. */
-int64_t rs_attention_scratch(int64_t seq);
+int64_t rs_attention_scratch(int64_t tokens);
 
 /*
- * `qkv`: [batch * seq, (q heads + 2 kv heads) * dim], rows [q | k | v]. `out`: [batch * seq,
- * q heads * dim]. `lse`: [batch, q heads, seq], the logarithm of each softmax's denominator, for
- * the backward pass. `scratch`: threads * rs_attention_scratch(seq).
+ * `q`: [batch * own tokens, q heads * dim]. `kv`: of all tokens, [batch * tokens, 2 kv heads *
+ * dim], rows [k | v]. `out`: [batch * own tokens, q heads * dim]. `lse`: [batch, q heads, own
+ * tokens], the logarithm of each softmax's denominator, for the backward pass. `scratch`: threads *
+ * rs_attention_scratch(tokens).
  */
-void rs_attention_forward(int threads, const rs_attention *shape, const float *qkv, float *out,
-    float *lse, float *scratch);
+void rs_attention_forward(int threads, const rs_attention *shape, const float *q, const float *kv,
+    float *out, float *lse, float *scratch);
 
-/* `dout` is the gradient of `out`; `dqkv`, laid out like `qkv`, is overwritten. */
-void rs_attention_backward(int threads, const rs_attention *shape, const float *qkv,
-    const float *out, const float *lse, const float *dout, float *dqkv, float *scratch);
+/* `dout` is the gradient of `out`; `dq` and `dkv`, laid out like `q` and `kv`, are overwritten,
+ * with what these queries make of the gradient of keys and values. */
+void rs_attention_backward(int threads, const rs_attention *shape, const float *q, const float *kv,
+    const float *out, const float *lse, const float *dout, float *dq, float *dkv, float *scratch);
 
 #endif

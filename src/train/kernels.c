@@ -155,14 +155,15 @@ void rs_norm_backward(int threads, int64_t rows, int64_t width, const float *x, 
     rs_add_rows(1, NORM_PARTS, width, scratch, width, dweight);
 }
 
-void rs_rotation_table(int64_t seq, int64_t dim, double theta, float *table)
+void rs_rotation_table(int64_t first, int64_t count, int64_t dim, double theta, float *table)
 {
     int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i++) {
         double frequency = pow(theta, -2.0 * (double)i / (double)dim);
-        for (int64_t t = 0; t < seq; t++) {
-            table[(2 * t) * half + i] = (float)cos((double)t * frequency);
-            table[(2 * t + 1) * half + i] = (float)sin((double)t * frequency);
+        for (int64_t t = 0; t < count; t++) {
+            double angle = (double)(first + t) * frequency;
+            table[(2 * t) * half + i] = (float)cos(angle);
+            table[(2 * t + 1) * half + i] = (float)sin(angle);
         }
     }
 }

@@ -40,13 +40,14 @@ void rs_norm_backward(int threads, int64_t rows, int64_t width, const float *x, 
     const float *weight, const float *inverse, const float *dy, int64_t ldy, bool keep, float *dx,
     int64_t lddx, float *dweight, float *scratch);
 
-/* Cosines and sines for rs_rotate: table [seq][2][dim / 2]. */
-void rs_rotation_table(int64_t seq, int64_t dim, double theta, float *table);
+/* Cosines and sines for rs_rotate, of `count` positions from `first` on: table [count][2][dim / 2].
+ */
+void rs_rotation_table(int64_t first, int64_t count, int64_t dim, double theta, float *table);
 
 /*
  * Rotary positions, Hugging Face's halves: elements i and i + dim/2 of each of `heads` heads of row
- * r are turned by position (r mod seq) * theta^(-2i/dim). `direction` 1 turns forward, -1 back,
- * which is also the gradient.
+ * r are turned by position * theta^(-2i/dim), the position being number r mod seq of the table's.
+ * `direction` 1 turns forward, -1 back, which is also the gradient.
  */
 void rs_rotate(int threads, int64_t rows, int64_t seq, int64_t heads, int64_t dim,
     const float *table, float direction, float *x, int64_t ld);

@@ -39,6 +39,7 @@ typedef struct saved {
     float *probabilities; /* [rows, experts] */
     int32_t *choice;      /* [rows, chosen] */
     float *weight;        /* [rows, chosen] */
+    float *counts;        /* [sequences, experts] how many tokens chose each, cp ranks' too */
     float *shared;        /* [rows, 2 S] gate and up of the shared expert */
     float *open;          /* [rows] how much of it counts */
     rs_dispatch_plan plan;
@@ -86,14 +87,16 @@ static saved *saved_of(const rs_moe *moe, int slot, int64_t layer)
 static rs_status make_saved(const rs_moe *moe, saved *s)
 {
     size_t rows = (size_t)moe->rows;
+    size_t sequences = (size_t)moe->shape.max_batch;
     size_t k = (size_t)moe->route.chosen;
     s->probabilities = rs_calloc(rows * (size_t)moe->route.experts, sizeof(float));
     s->choice = rs_calloc(rows * k, sizeof *s->choice);
     s->weight = rs_calloc(rows * k, sizeof(float));
+    s->counts = rs_calloc(sequences * (size_t)moe->route.experts, sizeof(float));
     s->shared = rs_calloc(rows * 2 * (size_t)moe->shared, sizeof(float));
     s->open = rs_calloc(rows, sizeof(float));
-    if (s->probabilities == NULL || s->choice == NULL || s->weight == NULL || s->shared == NULL ||
-        s->open == NULL)
+    if (s->probabilities == NULL || s->choice == NULL || s->weight == NULL || s->counts == NULL ||
+        s->shared == NULL || s->open == NULL)
         return rs_error_memory(rows * (size_t)moe->route.experts * sizeof(float));
     return RS_OK;
 }
@@ -104,6 +107,7 @@ static void free_saved(saved *s)
     free(s->probabilities);
     free(s->choice);
     free(s->weight);
+    free(s->counts);
     free(s->shared);
     free(s->open);
     free(s->x);
@@ -167,9 +171,9 @@ rs_status rs_moe_create(const rs_stage_shape *shape, const rs_stage_tp *tp,
     if (tp != NULL)
         moe->tp = *tp;
     moe->threads = threads;
-    moe->route = (rs_route){m->experts, m->experts_per_token, m->norm_topk, shape->seq,
-        m->aux_loss / (double)rs_max64(1, m->layers - m->dense_first)};
-    moe->rows = shape->max_batch * shape->seq;
+    moe->route = (rs_route){m->experts, m->experts_per_token, m->norm_topk, rs_stage_tokens(shape),
+        shape->seq, m->aux_loss / (double)rs_max64(1, m->layers - m->dense_first)};
+    moe->rows = shape->max_batch * moe->route.seq;
     moe->own = rs_ceil_div(moe->rows, shape->tp_ranks);
     moe->layers = shape->layer_end - shape->layer_begin;
     const rs_dispatch_shape *d = &shape->dispatch;
@@ -275,18 +279,23 @@ static void add_returned(const rs_moe *moe, const rs_dispatch_plan *plan, const 
 
 /* ---- forward ---- */
 
-static void route_forward(
-    rs_moe *moe, const rs_stage_layer *w, int64_t rows, const float *normed, saved *s)
+static rs_status route_forward(
+    rs_moe *moe, const rs_stage_layer *w, int64_t batch, const float *normed, saved *s)
 {
     int64_t hidden = moe->shape.model.hidden;
+    int64_t rows = batch * moe->route.seq;
     rs_product_forward(rows, hidden, moe->route.experts, normed, hidden, w->router,
         s->probabilities, moe->route.experts, false);
     s->routing.close =
         rs_route_choose(moe->threads, &moe->route, rows, s->probabilities, s->choice, s->weight);
+    rs_route_count(&moe->route, batch, s->choice, s->counts);
+    if (moe->tp.cp.sum != NULL && batch > 0)
+        RS_TRY(moe->tp.cp.sum(moe->tp.cp.context, s->counts, batch * moe->route.experts));
     s->routing.balance =
-        rs_route_balance(&moe->route, rows, s->probabilities, s->choice, moe->pull);
+        rs_route_balance(&moe->route, rows, s->probabilities, s->counts, moe->pull);
     s->routing.choice = s->choice;
     s->routing.rows = rows;
+    return RS_OK;
 }
 
 /* `partial` gets the shared expert's part, or zeros. */
@@ -339,11 +348,11 @@ rs_status rs_moe_forward(rs_moe *moe, const rs_stage_layer *w, int slot, int64_t
 {
     int64_t hidden = moe->shape.model.hidden;
     int64_t k = moe->route.chosen;
-    int64_t rows = batch * moe->shape.seq;
+    int64_t rows = batch * moe->route.seq;
     int64_t begin, end;
     float *arrived, *returned;
     saved *s = saved_of(moe, slot, layer);
-    route_forward(moe, w, rows, normed, s);
+    RS_TRY(route_forward(moe, w, batch, normed, s));
     shared_forward(moe, w, rows, normed, s, partial);
     own_rows(moe, rows, &begin, &end);
     RS_TRY(rs_dispatch_make_plan(
@@ -414,8 +423,8 @@ static void route_backward(rs_moe *moe, const rs_stage_layer *w, const rs_stage_
     int64_t begin, end;
     float *dopen = moe->sums + rows * moe->route.chosen;
     own_rows(moe, rows, &begin, &end);
-    rs_route_backward(
-        &moe->route, rows, s->choice, s->weight, moe->sums, scale, s->probabilities, moe->pull);
+    rs_route_backward(&moe->route, rows, s->choice, s->weight, moe->sums, s->counts, scale,
+        s->probabilities, moe->pull);
     rs_product_weight_gradient(
         rows, hidden, experts, s->probabilities, experts, normed, hidden, g->router);
     rs_product_input_gradient(end - begin, hidden, experts, s->probabilities + begin * experts,
@@ -434,7 +443,7 @@ rs_status rs_moe_backward(rs_moe *moe, const rs_stage_layer *w, const rs_stage_l
 {
     int64_t hidden = moe->shape.model.hidden;
     int64_t k = moe->route.chosen;
-    int64_t rows = batch * moe->shape.seq;
+    int64_t rows = batch * moe->route.seq;
     float *arrived, *returned;
     saved *s = saved_of(moe, slot, layer);
     for (int64_t i = 0; i < s->plan.sent; i++)

@@ -84,23 +84,28 @@ int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, floa
     return close;
 }
 
-/* pull_e of one sequence. */
-static void pulls(const rs_route *route, const int32_t *choice, float *pull)
+void rs_route_count(const rs_route *route, int64_t sequences, const int32_t *choice, float *counts)
 {
-    memset(pull, 0, (size_t)route->experts * sizeof *pull);
-    for (int64_t i = 0; i < route->seq * route->chosen; i++)
-        pull[choice[i]] += 1;
-    double scale = route->balance * (double)route->experts / (double)route->seq;
+    int64_t each = route->seq * route->chosen;
+    memset(counts, 0, (size_t)(sequences * route->experts) * sizeof *counts);
+    for (int64_t i = 0; i < sequences * each; i++)
+        counts[i / each * route->experts + choice[i]] += 1;
+}
+
+/* pull_e of one sequence. */
+static void pulls(const rs_route *route, const float *counts, float *pull)
+{
+    double scale = route->balance * (double)route->experts / (double)route->whole;
     for (int64_t e = 0; e < route->experts; e++)
-        pull[e] = (float)((double)pull[e] * scale);
+        pull[e] = (float)((double)counts[e] * scale);
 }
 
 double rs_route_balance(const rs_route *route, int64_t tokens, const float *probabilities,
-    const int32_t *choice, float *scratch)
+    const float *counts, float *scratch)
 {
     double sum = 0;
-    for (int64_t first = 0; first < tokens; first += route->seq) {
-        pulls(route, choice + first * route->chosen, scratch);
+    for (int64_t first = 0; first < tokens; first += route->seq, counts += route->experts) {
+        pulls(route, counts, scratch);
         for (int64_t t = first; t < first + route->seq; t++)
             for (int64_t e = 0; e < route->experts; e++)
                 sum += (double)scratch[e] * (double)probabilities[t * route->experts + e];
@@ -141,11 +146,12 @@ static void token_backward(const rs_route *route, const int32_t *choice, const f
 }
 
 void rs_route_backward(const rs_route *route, int64_t tokens, const int32_t *choice,
-    const float *weight, const float *dweight, float scale, float *probabilities, float *scratch)
+    const float *weight, const float *dweight, const float *counts, float scale,
+    float *probabilities, float *scratch)
 {
     int64_t k = route->chosen;
-    for (int64_t first = 0; first < tokens; first += route->seq) {
-        pulls(route, choice + first * k, scratch);
+    for (int64_t first = 0; first < tokens; first += route->seq, counts += route->experts) {
+        pulls(route, counts, scratch);
         for (int64_t t = first; t < first + route->seq; t++)
             token_backward(route, choice + t * k, weight + t * k, dweight + t * k, scale, scratch,
                 probabilities + t * route->experts);

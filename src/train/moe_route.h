@@ -16,7 +16,8 @@ typedef struct rs_route {
     int64_t experts;
     int64_t chosen; /* experts of a token */
     bool norm;      /* the chosen experts' weights are scaled to sum to 1 */
-    int64_t seq;    /* tokens of a sequence */
+    int64_t seq;    /* tokens of a sequence that are here */
+    int64_t whole;  /* and on all ranks */
     double balance; /* coefficient of the balance loss: its weight over the layers that have it */
 } rs_route;
 
@@ -28,16 +29,21 @@ typedef struct rs_route {
 int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, float *probabilities,
     int32_t *choice, float *weight);
 
-/* The balance loss of whole sequences, summed over their tokens. `scratch` has room for `experts`
- * floats. */
+/* How often the tokens of each sequence that are here chose each expert: `counts` [sequences,
+ * experts]. Summed over the ranks that have the others, they are those of whole sequences. */
+void rs_route_count(const rs_route *route, int64_t sequences, const int32_t *choice, float *counts);
+
+/* The balance loss of sequences, with `counts` of the whole ones, summed over the tokens that are
+ * here. `scratch` has room for `experts` floats. */
 double rs_route_balance(const rs_route *route, int64_t tokens, const float *probabilities,
-    const int32_t *choice, float *scratch);
+    const float *counts, float *scratch);
 
 /*
  * From the gradient of the weights, `dweight` [tokens, chosen], and that of the balance loss, which
  * counts `scale` times, to the gradient of the router's outputs, which overwrites `probabilities`.
  */
 void rs_route_backward(const rs_route *route, int64_t tokens, const int32_t *choice,
-    const float *weight, const float *dweight, float scale, float *probabilities, float *scratch);
+    const float *weight, const float *dweight, const float *counts, float scale,
+    float *probabilities, float *scratch);
 
 #endif

@@ -6,12 +6,14 @@
  * rank has some rows of f's first products (q, k, v; gate, up) and the matching columns of its last
  * (o; down), so it computes a partial f from the whole norm(x), and one sum over the group gives f;
  * backward, one sum gives the gradient of norm(x) (Megatron-LM: Shoeybi et al., arXiv 1909.08053).
- * A rank without heads or rows adds zeros.
+ * A rank without heads or rows adds zeros. With sp each rank has its rows of x alone: norm(x) is
+ * gathered, and each rank sums its own rows. Under cp it has its tokens alone; attention gathers
+ * the keys and values of whole sequences, and sums their gradients (rows.h).
  *
  * Invariants:
- * 1. What every rank of the group has whole (the residual stream x and its gradient, norms'
- * weights, biases of o and down) has the same bits on every rank: it is computed from reduced
- * values alone.
+ * 1. What every rank of the group has whole (without sp the residual stream x and its gradient,
+ * norms' weights, biases of o and down) has the same bits on every rank: it is computed from
+ * reduced values alone.
  * 2. A slot keeps what the backward pass cannot make again without a product: x before each
  * half-layer, q, k, v after rotation, attention's output and denominators, gate and up. Norms and
  * silu are redone.
@@ -26,7 +28,6 @@
 #include "train/stage.h"
 
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,17 +39,18 @@
 #include "train/kernels.h"
 #include "train/loss.h"
 #include "train/moe.h"
+#include "train/rows.h"
 
 #define ALIGN 64 /* bytes; buffers start on cache lines */
 
 /* What the backward pass needs of a layer. */
 typedef struct saved_layer {
-    float *x;       /* [rows, H] input */
+    float *x;       /* [own rows, H] input */
     float *qkv;     /* [rows, q + 2 kv], after norm and rotation */
     float *raw;     /* [rows, q + kv] before the q and k norms; NULL without them */
     float *context; /* [rows, q] attention's output */
-    float *lse;     /* [batch, heads, seq] */
-    float *middle;  /* [rows, H] after attention */
+    float *lse;     /* [batch, heads, own tokens] */
+    float *middle;  /* [own rows, H] after attention */
     float *gate_up; /* [rows, 2 F]; of a layer without experts */
 } saved_layer;
 
@@ -58,19 +60,19 @@ typedef struct slot {
     uint8_t *tokens;
     uint8_t *targets;
     saved_layer *layers;
-    float *x;            /* [rows, H] after the layers; last stage */
+    float *x;            /* [own rows, H] after the layers; last stage */
     float *exponentials; /* [rows, V local]; last stage */
     float *sums;         /* [2, rows] reduced; last stage */
 } slot;
 
 struct rs_stage {
     rs_stage_shape shape;
-    rs_stage_tp tp;
     rs_stage_blocks blocks;
+    rs_rows rows;
     int threads;
     int64_t layers;
     int64_t q; /* widths of the local q, and k or v */
-    int64_t kv;
+    int64_t kv_width;
     int64_t ffn;
     int64_t vocab;
     rs_moe *moe; /* of a model with experts */
@@ -79,7 +81,11 @@ struct rs_stage {
     float *rotation; /* table of rs_rotate */
     float *normed;   /* [rows, H] */
     float *partial;  /* [rows, H] what is summed over the group */
-    float *stream;   /* [rows, H] the gradient of x */
+    float *stream;   /* [own rows, H] the gradient of x */
+    float *spread;   /* [rows, H] the gradient of all rows; with sp */
+    float *kv;       /* [batch * seq, 2 kv] of whole sequences, and so the next two; under cp */
+    float *dkv;
+    float *kv_scratch;
     float *act;      /* [rows, F] */
     float *dqkv;     /* [rows, q + 2 kv] */
     float *dcontext; /* [rows, q] */
@@ -117,22 +123,24 @@ static void carve_slot(const rs_stage *stage, carver *c, slot *s)
 {
     const rs_stage_shape *shape = &stage->shape;
     int64_t hidden = shape->model.hidden;
-    int64_t rows = shape->max_batch * shape->seq;
+    int64_t rows = shape->max_batch * stage->rows.tokens;
+    int64_t own = rs_ceil_div(rows, stage->rows.sp ? stage->rows.tp_ranks : 1);
     s->tokens = shape->first ? carve(c, rows, 1, 1) : NULL;
     s->targets = shape->last ? carve(c, rows, 1, 1) : NULL;
     for (int64_t l = 0; l < stage->layers; l++) {
         saved_layer *layer = &s->layers[l];
-        layer->x = carve_floats(c, rows, hidden);
-        layer->qkv = carve_floats(c, rows, stage->q + 2 * stage->kv);
-        layer->raw = shape->model.qk_norm ? carve_floats(c, rows, stage->q + stage->kv) : NULL;
+        layer->x = carve_floats(c, own, hidden);
+        layer->qkv = carve_floats(c, rows, stage->q + 2 * stage->kv_width);
+        layer->raw =
+            shape->model.qk_norm ? carve_floats(c, rows, stage->q + stage->kv_width) : NULL;
         layer->context = carve_floats(c, rows, stage->q);
         layer->lse = carve_floats(c, rows, shape->q_end - shape->q_begin);
-        layer->middle = carve_floats(c, rows, hidden);
+        layer->middle = carve_floats(c, own, hidden);
         if (!rs_moe_has(shape, shape->layer_begin + l))
             layer->gate_up = carve_floats(c, rows, 2 * stage->ffn);
     }
     if (shape->last) {
-        s->x = carve_floats(c, rows, hidden);
+        s->x = carve_floats(c, own, hidden);
         s->exponentials = carve_floats(c, rows, stage->vocab);
         s->sums = carve_floats(c, rows, 2);
     }
@@ -142,15 +150,22 @@ static void carve_all(rs_stage *stage, carver *c)
 {
     const rs_stage_shape *shape = &stage->shape;
     int64_t hidden = shape->model.hidden;
-    int64_t rows = shape->max_batch * shape->seq;
+    int64_t rows = shape->max_batch * stage->rows.tokens;
+    int64_t own = rs_ceil_div(rows, stage->rows.sp ? stage->rows.tp_ranks : 1);
+    int64_t whole = stage->rows.sequence.ranks > 1 ? shape->max_batch * shape->seq : 0;
     for (int i = 0; i < shape->slots; i++)
         carve_slot(stage, c, &stage->slots[i]);
-    stage->rotation = carve_floats(c, shape->seq, shape->model.head_dim);
+    stage->rows.bounds = carve(c, rs_rows_bounds(shape), 1, (int64_t)sizeof *stage->rows.bounds);
+    stage->rotation = carve_floats(c, stage->rows.tokens, shape->model.head_dim);
     stage->normed = carve_floats(c, rows, hidden);
     stage->partial = carve_floats(c, rows, hidden);
-    stage->stream = carve_floats(c, rows, hidden);
+    stage->stream = carve_floats(c, own, hidden);
+    stage->spread = carve_floats(c, stage->rows.sp ? rows : 0, hidden);
+    stage->kv = carve_floats(c, whole, 2 * stage->kv_width);
+    stage->dkv = carve_floats(c, whole, 2 * stage->kv_width);
+    stage->kv_scratch = carve_floats(c, whole, 2 * stage->kv_width);
     stage->act = carve_floats(c, rows, stage->ffn);
-    stage->dqkv = carve_floats(c, rows, stage->q + 2 * stage->kv);
+    stage->dqkv = carve_floats(c, rows, stage->q + 2 * stage->kv_width);
     stage->dcontext = carve_floats(c, rows, stage->q);
     stage->inverse = carve_floats(c, rows, 1);
     stage->norm_scratch =
@@ -158,101 +173,31 @@ static void carve_all(rs_stage *stage, carver *c)
     stage->attention_scratch = carve_floats(c, stage->threads, rs_attention_scratch(shape->seq));
 }
 
-static rs_status check_range(const char *what, int64_t begin, int64_t end, int64_t limit)
+/* Of the positions of this rank's tokens. */
+static void make_rotation(rs_stage *stage)
 {
-    if (begin < 0 || begin > end || end > limit)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "stage: %s %" PRId64 "..%" PRId64 " do not lie within 0..%" PRId64, what, begin, end,
-            limit);
-    return RS_OK;
-}
-
-/* OpenBLAS takes 32-bit sizes. */
-static rs_status check_product_size(const char *what, int64_t size)
-{
-    if (size > INT_MAX)
-        return rs_error_set(RS_ERR_UNSUPPORTED,
-            "stage: %s is %" PRId64 ", a matrix product takes up to %d", what, size, INT_MAX);
-    return RS_OK;
-}
-
-static rs_status check_experts(const rs_stage_shape *s)
-{
-    const rs_model *m = &s->model;
-    const rs_dispatch_shape *d = &s->dispatch;
-    RS_TRY(check_range("rows of the shared expert", s->shared_begin, s->shared_end, m->shared_ffn));
-    RS_TRY(check_range("rows of an expert", s->expert_begin, s->expert_end, m->expert_ffn));
-    RS_TRY(check_product_size("the number of experts", m->experts));
-    if (d->experts != m->experts || d->ep < 1 || d->etp < 1 || d->ep_rank < 0 ||
-        d->ep_rank >= d->ep || d->etp_rank < 0 || d->etp_rank >= d->etp || s->tp_ranks < 1 ||
-        s->tp_rank < 0 || s->tp_rank >= s->tp_ranks)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "stage: %" PRId64 " experts dealt, the model has %" PRId64
-            "; ep %d of %d, etp %d of %d, tp %d of %d",
-            d->experts, m->experts, d->ep_rank, d->ep, d->etp_rank, d->etp, s->tp_rank,
-            s->tp_ranks);
-    for (int i = 0; i < d->ep; i++)
-        RS_TRY(check_range("experts", d->begin[i], d->end[i], m->experts));
-    return RS_OK;
-}
-
-static rs_status check_shape(const rs_stage_shape *s)
-{
-    const rs_model *m = &s->model;
-    if (m->hidden < 1 || m->heads < 1 || m->kv_heads < 1 || m->heads % m->kv_heads != 0 ||
-        m->head_dim < 2 || m->head_dim % 2 != 0 || m->ffn < 0 || m->vocab < 1)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "stage: model %s: hidden %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head size %" PRId64
-            ", ffn %" PRId64 ", vocabulary %" PRId64
-            ": sizes must be positive, kv heads divide heads, and the head size be even",
-            m->name, m->hidden, m->heads, m->kv_heads, m->head_dim, m->ffn, m->vocab);
-    if (s->seq < 1 || s->max_batch < 0 || s->slots < 1)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "stage: %" PRId64 " tokens, micro-batch %" PRId64
-            ", %d slots: at least 1, 0 and 1 are needed",
-            s->seq, s->max_batch, s->slots);
-    RS_TRY(check_range("layers", s->layer_begin, s->layer_end, m->layers));
-    RS_TRY(check_range("query heads", s->q_begin, s->q_end, m->heads));
-    RS_TRY(check_range("key/value heads", s->kv_begin, s->kv_end, m->kv_heads));
-    RS_TRY(check_range("feed-forward rows", s->ffn_begin, s->ffn_end, m->ffn));
-    RS_TRY(check_range("vocabulary rows", s->vocab_begin, s->vocab_end, m->vocab));
-    int64_t group = m->heads / m->kv_heads;
-    bool fits = s->q_begin == s->q_end ? s->kv_begin == s->kv_end
-                                       : s->kv_begin == s->q_begin / group &&
-                                             s->kv_end == rs_ceil_div(s->q_end, group);
-    if (!fits)
-        return rs_error_set(RS_ERR_ARGUMENT,
-            "stage: query heads %" PRId64 "..%" PRId64 " of groups of %" PRId64
-            " do not use exactly key/value heads %" PRId64 "..%" PRId64,
-            s->q_begin, s->q_end, group, s->kv_begin, s->kv_end);
-    if (m->experts > 0)
-        RS_TRY(check_experts(s));
-    int64_t rows;
-    int64_t width;
-    if (!rs_mul_fits(s->seq, s->max_batch, &rows) ||
-        !rs_mul_fits(m->heads + 2 * m->kv_heads, m->head_dim, &width))
-        return rs_error_set(RS_ERR_OVERFLOW, "stage: its sizes do not fit 64 bits");
-    RS_TRY(check_product_size("the micro-batch in tokens", rows));
-    RS_TRY(check_product_size("the hidden size", m->hidden));
-    RS_TRY(check_product_size("the attention's width", width));
-    RS_TRY(check_product_size("the feed-forward size", rs_min64(m->ffn, INT_MAX) * 2));
-    return check_product_size("the vocabulary", m->vocab);
+    const rs_model *m = &stage->shape.model;
+    rs_positions at[2];
+    rs_sequence_positions(&stage->rows.sequence, stage->rows.sequence.rank, at);
+    int64_t first = at[0].end - at[0].begin;
+    rs_rotation_table(at[0].begin, first, m->head_dim, m->rope_theta, stage->rotation);
+    rs_rotation_table(at[1].begin, at[1].end - at[1].begin, m->head_dim, m->rope_theta,
+        stage->rotation + first * m->head_dim);
 }
 
 rs_status rs_stage_create(const rs_stage_shape *shape, const rs_stage_tp *tp, rs_stage **out)
 {
     rs_status status;
-    RS_TRY(check_shape(shape));
+    RS_TRY(rs_stage_check(shape));
     rs_stage *stage = rs_calloc(1, sizeof *stage);
     if (stage == NULL)
         return rs_error_memory(sizeof *stage);
     stage->shape = *shape;
-    if (tp != NULL)
-        stage->tp = *tp;
+    rs_rows_init(&stage->rows, shape, tp, NULL);
     stage->threads = rs_product_threads();
     stage->layers = shape->layer_end - shape->layer_begin;
     stage->q = (shape->q_end - shape->q_begin) * shape->model.head_dim;
-    stage->kv = (shape->kv_end - shape->kv_begin) * shape->model.head_dim;
+    stage->kv_width = (shape->kv_end - shape->kv_begin) * shape->model.head_dim;
     stage->ffn = shape->ffn_end - shape->ffn_begin;
     stage->vocab = shape->vocab_end - shape->vocab_begin;
     stage->slots = rs_calloc((size_t)shape->slots, sizeof *stage->slots);
@@ -280,7 +225,7 @@ rs_status rs_stage_create(const rs_stage_shape *shape, const rs_stage_tp *tp, rs
     }
     c = (carver){.base = (char *)stage->memory + (ALIGN - (uintptr_t)stage->memory % ALIGN)};
     carve_all(stage, &c);
-    rs_rotation_table(shape->seq, shape->model.head_dim, shape->model.rope_theta, stage->rotation);
+    make_rotation(stage);
     if (shape->model.experts > 0)
         RS_TRY_GOTO(
             rs_moe_create(shape, tp, tp != NULL ? &tp->experts : NULL, stage->threads, &stage->moe),
@@ -376,25 +321,45 @@ static void leave_tail(const rs_stage *stage, int use)
         leave(stage, 0, use);
 }
 
+/* Rows of a micro-batch on this rank; those of the residual stream are its own. */
+static int64_t rows_of(const rs_stage *stage, int64_t batch)
+{
+    return batch * stage->rows.tokens;
+}
+
+static int64_t own_rows(const rs_stage *stage, int64_t rows)
+{
+    int64_t begin, end;
+    rs_rows_own(&stage->rows, rows, &begin, &end);
+    return end - begin;
+}
+
+/* The own rows of a matrix [rows, H] of all. */
+static float *own_part(const rs_stage *stage, int64_t rows, float *matrix)
+{
+    int64_t begin, end;
+    rs_rows_own(&stage->rows, rows, &begin, &end);
+    return matrix + begin * stage->shape.model.hidden;
+}
+
 static rs_status group_sum(const rs_stage *stage, float *values, int64_t count)
 {
-    if (stage->tp.sum == NULL || count == 0)
-        return RS_OK;
-    return stage->tp.sum(stage->tp.context, values, count);
+    const rs_stage_tp *tp = &stage->rows.tp;
+    return tp->sum != NULL && count > 0 ? tp->sum(tp->context, values, count) : RS_OK;
 }
 
 static rs_status group_maximum(const rs_stage *stage, float *values, int64_t count)
 {
-    if (stage->tp.maximum == NULL || count == 0)
-        return RS_OK;
-    return stage->tp.maximum(stage->tp.context, values, count);
+    const rs_stage_tp *tp = &stage->rows.tp;
+    return tp->maximum != NULL && count > 0 ? tp->maximum(tp->context, values, count) : RS_OK;
 }
 
 static rs_linears attention_parts(const rs_stage *stage, const rs_stage_layer *layer)
 {
-    return (rs_linears){{{layer->q, layer->q_bias, stage->q}, {layer->k, layer->k_bias, stage->kv},
-                            {layer->v, layer->v_bias, stage->kv}},
-        3, stage->q + 2 * stage->kv};
+    return (rs_linears){
+        {{layer->q, layer->q_bias, stage->q}, {layer->k, layer->k_bias, stage->kv_width},
+            {layer->v, layer->v_bias, stage->kv_width}},
+        3, stage->q + 2 * stage->kv_width};
 }
 
 static rs_ffn mlp_of(const rs_stage *stage, const rs_stage_layer *layer)
@@ -403,11 +368,14 @@ static rs_ffn mlp_of(const rs_stage *stage, const rs_stage_layer *layer)
         layer->gate_bias, layer->up_bias);
 }
 
-static void norm(const rs_stage *stage, int64_t rows, const float *x, const float *weight)
+/* The norm of x, of all `rows`. */
+static rs_status norm(const rs_stage *stage, int64_t rows, const float *x, const float *weight)
 {
     int64_t hidden = stage->shape.model.hidden;
-    rs_norm_forward(stage->threads, rows, hidden, x, hidden, weight,
-        (float)stage->shape.model.norm_eps, stage->normed, hidden, stage->inverse);
+    rs_norm_forward(stage->threads, own_rows(stage, rows), hidden, x, hidden, weight,
+        (float)stage->shape.model.norm_eps, own_part(stage, rows, stage->normed), hidden,
+        stage->inverse);
+    return rs_rows_spread(&stage->rows, rows, hidden, stage->normed);
 }
 
 /* After norm() of the same x: adds to dx, or writes, the gradient that comes through the norm from
@@ -416,15 +384,84 @@ static void norm_backward(const rs_stage *stage, int64_t rows, const float *x, c
     bool keep, float *dx, float *dweight)
 {
     int64_t hidden = stage->shape.model.hidden;
-    rs_norm_backward(stage->threads, rows, hidden, x, hidden, weight, stage->inverse,
-        stage->partial, hidden, keep, dx, hidden, dweight, stage->norm_scratch);
+    rs_norm_backward(stage->threads, own_rows(stage, rows), hidden, x, hidden, weight,
+        stage->inverse, own_part(stage, rows, stage->partial), hidden, keep, dx, hidden, dweight,
+        stage->norm_scratch);
 }
 
+/* stage->partial summed over tp. */
+static rs_status sum_partial(const rs_stage *stage, int64_t rows)
+{
+    return rs_rows_sum(&stage->rows, rows, stage->shape.model.hidden, stage->partial);
+}
+
+/* out = x + stage->partial + bias, of own rows. */
+static void add_residual(
+    const rs_stage *stage, int64_t rows, const float *x, const float *bias, float *out)
+{
+    rs_add_residual(stage->threads, own_rows(stage, rows), stage->shape.model.hidden, x,
+        own_part(stage, rows, stage->partial), bias, out);
+}
+
+/* The gradient of the bias that add_residual added. */
+static void bias_backward(const rs_stage *stage, int64_t rows, const float *dx, float *dbias)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    if (dbias != NULL)
+        rs_add_rows(stage->threads, own_rows(stage, rows), hidden, dx, hidden, dbias);
+}
+
+/* `*all` gets the rows of all of `dx`, which has this rank's own. */
+static rs_status spread_gradient(
+    const rs_stage *stage, int64_t rows, const float *dx, const float **all)
+{
+    int64_t hidden = stage->shape.model.hidden;
+    *all = dx;
+    if (!stage->rows.sp)
+        return RS_OK;
+    *all = stage->spread;
+    memcpy(own_part(stage, rows, stage->spread), dx,
+        (size_t)(own_rows(stage, rows) * hidden) * sizeof *dx);
+    return rs_rows_spread(&stage->rows, rows, hidden, stage->spread);
+}
+
+/* Where attention finds keys and values: beside the queries, or, under cp, gathered. */
 static rs_attention attention_shape(const rs_stage *stage, int64_t batch)
 {
     const rs_stage_shape *s = &stage->shape;
-    return (rs_attention){batch, s->seq, s->model.head_dim, s->q_begin, s->q_end, s->kv_begin,
-        s->kv_end, s->model.heads / s->model.kv_heads};
+    int64_t width = stage->q + 2 * stage->kv_width;
+    return (rs_attention){batch, stage->rows.sequence, s->model.head_dim, s->q_begin, s->q_end,
+        s->kv_begin, s->kv_end, s->model.heads / s->model.kv_heads, width,
+        stage->rows.sequence.ranks > 1 ? 2 * stage->kv_width : width};
+}
+
+static rs_status find_keys(
+    const rs_stage *stage, int64_t batch, const saved_layer *saved, const float **kv)
+{
+    int64_t width = 2 * stage->kv_width;
+    *kv = saved->qkv + stage->q;
+    if (stage->rows.sequence.ranks == 1)
+        return RS_OK;
+    *kv = stage->kv;
+    return rs_rows_whole(&stage->rows, batch, width, saved->qkv + stage->q, stage->q + width,
+        stage->kv_scratch, stage->kv);
+}
+
+/* Attention from `qkv` and the gradient of its output to stage->dqkv. */
+static rs_status mix_backward(const rs_stage *stage, int64_t batch, const saved_layer *saved)
+{
+    rs_attention attention = attention_shape(stage, batch);
+    bool divided = stage->rows.sequence.ranks > 1;
+    int64_t width = 2 * stage->kv_width;
+    const float *kv;
+    RS_TRY(find_keys(stage, batch, saved, &kv));
+    rs_attention_backward(stage->threads, &attention, saved->qkv, kv, saved->context, saved->lse,
+        stage->dcontext, stage->dqkv, divided ? stage->dkv : stage->dqkv + stage->q,
+        stage->attention_scratch);
+    if (!divided)
+        return RS_OK;
+    return rs_rows_whole_sum(&stage->rows, batch, width, stage->dkv, stage->kv_scratch,
+        stage->dqkv + stage->q, stage->q + width);
 }
 
 /* The norm of each q and k head, from `raw`, into the rows of `qkv`. */
@@ -432,8 +469,8 @@ static void head_norms(
     const rs_stage *stage, const rs_stage_layer *w, int64_t rows, saved_layer *saved)
 {
     int64_t dim = stage->shape.model.head_dim;
-    int64_t both = stage->q + stage->kv;
-    int64_t ld = both + stage->kv;
+    int64_t both = stage->q + stage->kv_width;
+    int64_t ld = both + stage->kv_width;
     float eps = (float)stage->shape.model.norm_eps;
     for (int64_t r = 0; r < rows; r++)
         memcpy(saved->raw + r * both, saved->qkv + r * ld, (size_t)both * sizeof *saved->raw);
@@ -449,8 +486,8 @@ static void head_norms_backward(const rs_stage *stage, const rs_stage_layer *w,
     const rs_stage_layer *g, int64_t rows, saved_layer *saved)
 {
     int64_t dim = stage->shape.model.head_dim;
-    int64_t both = stage->q + stage->kv;
-    int64_t ld = both + stage->kv;
+    int64_t both = stage->q + stage->kv_width;
+    int64_t ld = both + stage->kv_width;
     float eps = (float)stage->shape.model.norm_eps;
     for (int64_t c = 0; c < both; c += dim) {
         const float *weight = c < stage->q ? w->q_norm : w->k_norm;
@@ -467,23 +504,25 @@ static rs_status attention_forward(
 {
     const rs_model *model = &stage->shape.model;
     int64_t hidden = model->hidden;
-    int64_t rows = batch * stage->shape.seq;
+    int64_t rows = rows_of(stage, batch);
     rs_attention attention = attention_shape(stage, batch);
     rs_linears parts = attention_parts(stage, w);
+    const float *kv;
 
-    norm(stage, rows, saved->x, w->attn_norm);
+    RS_TRY(norm(stage, rows, saved->x, w->attn_norm));
     rs_linears_forward(stage->threads, &parts, hidden, rows, stage->normed, saved->qkv);
     if (model->qk_norm)
         head_norms(stage, w, rows, saved);
-    rs_rotate(stage->threads, rows, stage->shape.seq, (stage->q + stage->kv) / model->head_dim,
-        model->head_dim, stage->rotation, 1, saved->qkv, parts.rows);
-    rs_attention_forward(stage->threads, &attention, saved->qkv, saved->context, saved->lse,
+    rs_rotate(stage->threads, rows, stage->rows.tokens,
+        (stage->q + stage->kv_width) / model->head_dim, model->head_dim, stage->rotation, 1,
+        saved->qkv, parts.rows);
+    RS_TRY(find_keys(stage, batch, saved, &kv));
+    rs_attention_forward(stage->threads, &attention, saved->qkv, kv, saved->context, saved->lse,
         stage->attention_scratch);
     rs_product_forward(
         rows, stage->q, hidden, saved->context, stage->q, w->o, stage->partial, hidden, false);
-    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
-    rs_add_residual(
-        stage->threads, rows, hidden, saved->x, stage->partial, w->o_bias, saved->middle);
+    RS_TRY(sum_partial(stage, rows));
+    add_residual(stage, rows, saved->x, w->o_bias, saved->middle);
     return RS_OK;
 }
 
@@ -491,9 +530,8 @@ static rs_status attention_forward(
 static rs_status feed_forward(const rs_stage *stage, const rs_stage_layer *w, int number, int64_t l,
     int64_t batch, saved_layer *saved, float *output)
 {
-    int64_t hidden = stage->shape.model.hidden;
-    int64_t rows = batch * stage->shape.seq;
-    norm(stage, rows, saved->middle, w->mlp_norm);
+    int64_t rows = rows_of(stage, batch);
+    RS_TRY(norm(stage, rows, saved->middle, w->mlp_norm));
     if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l)) {
         RS_TRY(rs_moe_forward(stage->moe, w, number, l, batch, stage->normed, stage->partial));
     } else {
@@ -501,9 +539,8 @@ static rs_status feed_forward(const rs_stage *stage, const rs_stage_layer *w, in
         rs_ffn_forward(stage->threads, &mlp, rows, stage->normed, NULL, saved->gate_up, stage->act,
             false, stage->partial);
     }
-    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
-    rs_add_residual(
-        stage->threads, rows, hidden, saved->middle, stage->partial, w->down_bias, output);
+    RS_TRY(sum_partial(stage, rows));
+    add_residual(stage, rows, saved->middle, w->down_bias, output);
     return RS_OK;
 }
 
@@ -512,21 +549,21 @@ static rs_status feed_backward(const rs_stage *stage, const rs_stage_layer *w,
     const rs_stage_layer *g, int number, int64_t l, int64_t batch, float scale, saved_layer *saved,
     float *dx)
 {
-    int64_t hidden = stage->shape.model.hidden;
-    int64_t rows = batch * stage->shape.seq;
-    norm(stage, rows, saved->middle, w->mlp_norm);
+    int64_t rows = rows_of(stage, batch);
+    const float *dy;
+    RS_TRY(norm(stage, rows, saved->middle, w->mlp_norm));
+    RS_TRY(spread_gradient(stage, rows, dx, &dy));
     if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l)) {
         RS_TRY(rs_moe_backward(
-            stage->moe, w, g, number, l, batch, scale, stage->normed, dx, stage->partial));
+            stage->moe, w, g, number, l, batch, scale, stage->normed, dy, stage->partial));
     } else {
         rs_ffn mlp = mlp_of(stage, w);
         rs_ffn gradients = mlp_of(stage, g);
-        if (g->down_bias != NULL)
-            rs_add_rows(stage->threads, rows, hidden, dx, hidden, g->down_bias);
+        bias_backward(stage, rows, dx, g->down_bias);
         rs_ffn_backward(stage->threads, &mlp, &gradients, rows, stage->normed, NULL, saved->gate_up,
-            stage->act, dx, false, stage->partial, NULL);
+            stage->act, dy, false, stage->partial, NULL);
     }
-    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    RS_TRY(sum_partial(stage, rows));
     norm_backward(stage, rows, saved->middle, w->mlp_norm, true, dx, g->mlp_norm);
     return RS_OK;
 }
@@ -536,25 +573,25 @@ static rs_status attention_backward(const rs_stage *stage, const rs_stage_layer 
 {
     const rs_model *model = &stage->shape.model;
     int64_t hidden = model->hidden;
-    int64_t rows = batch * stage->shape.seq;
-    rs_attention attention = attention_shape(stage, batch);
+    int64_t rows = rows_of(stage, batch);
     rs_linears parts = attention_parts(stage, w);
     rs_linears gradients = attention_parts(stage, g);
-    if (g->o_bias != NULL)
-        rs_add_rows(stage->threads, rows, hidden, dx, hidden, g->o_bias);
+    const float *dy;
+    bias_backward(stage, rows, dx, g->o_bias);
+    RS_TRY(spread_gradient(stage, rows, dx, &dy));
     rs_product_input_gradient(
-        rows, stage->q, hidden, dx, hidden, w->o, stage->dcontext, stage->q, false);
-    rs_product_weight_gradient(rows, stage->q, hidden, dx, hidden, saved->context, stage->q, g->o);
-    rs_attention_backward(stage->threads, &attention, saved->qkv, saved->context, saved->lse,
-        stage->dcontext, stage->dqkv, stage->attention_scratch);
-    rs_rotate(stage->threads, rows, stage->shape.seq, (stage->q + stage->kv) / model->head_dim,
-        model->head_dim, stage->rotation, -1, stage->dqkv, parts.rows);
+        rows, stage->q, hidden, dy, hidden, w->o, stage->dcontext, stage->q, false);
+    rs_product_weight_gradient(rows, stage->q, hidden, dy, hidden, saved->context, stage->q, g->o);
+    RS_TRY(mix_backward(stage, batch, saved));
+    rs_rotate(stage->threads, rows, stage->rows.tokens,
+        (stage->q + stage->kv_width) / model->head_dim, model->head_dim, stage->rotation, -1,
+        stage->dqkv, parts.rows);
     if (model->qk_norm)
         head_norms_backward(stage, w, g, rows, saved);
-    norm(stage, rows, saved->x, w->attn_norm);
+    RS_TRY(norm(stage, rows, saved->x, w->attn_norm));
     rs_linears_backward(stage->threads, &parts, &gradients, hidden, rows, stage->normed,
         stage->dqkv, false, stage->partial);
-    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    RS_TRY(sum_partial(stage, rows));
     norm_backward(stage, rows, saved->x, w->attn_norm, true, dx, g->attn_norm);
     return RS_OK;
 }
@@ -571,7 +608,7 @@ static rs_status loss_forward(
     int64_t hidden = stage->shape.model.hidden;
     int64_t vocab_begin = stage->shape.vocab_begin;
     float *maximum = stage->inverse;
-    norm(stage, rows, s->x, w->norm);
+    RS_TRY(norm(stage, rows, s->x, w->norm));
     rs_product_forward(rows, hidden, stage->vocab, stage->normed, hidden, output_weight(stage, w),
         s->exponentials, stage->vocab, false);
     rs_loss_maximum(stage->threads, rows, stage->vocab, s->exponentials, maximum);
@@ -591,12 +628,12 @@ static rs_status loss_backward(const rs_stage *stage, const rs_stage_tensors *w,
     float *dhead = stage->shape.model.tied ? g->embed : g->head;
     rs_loss_backward(stage->threads, rows, stage->shape.vocab_begin, stage->shape.vocab_end,
         s->targets, s->sums, scale, s->exponentials);
-    norm(stage, rows, s->x, w->norm);
+    RS_TRY(norm(stage, rows, s->x, w->norm));
     rs_product_weight_gradient(
         rows, hidden, stage->vocab, s->exponentials, stage->vocab, stage->normed, hidden, dhead);
     rs_product_input_gradient(rows, hidden, stage->vocab, s->exponentials, stage->vocab,
         output_weight(stage, w), stage->partial, hidden, false);
-    RS_TRY(group_sum(stage, stage->partial, rows * hidden));
+    RS_TRY(sum_partial(stage, rows));
     norm_backward(stage, rows, s->x, w->norm, false, dx, g->norm);
     return RS_OK;
 }
@@ -648,7 +685,8 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
         return rs_error_set(RS_ERR_ARGUMENT,
             "stage: a micro-batch of %" PRId64 " sequences, 0 to %" PRId64 " fit", batch,
             shape->max_batch);
-    int64_t rows = batch * shape->seq;
+    int64_t rows = rows_of(stage, batch);
+    size_t bytes = (size_t)(own_rows(stage, rows) * hidden) * sizeof(float);
     slot *s = &stage->slots[slot_number];
     s->batch = batch;
     s->filled = false;
@@ -663,12 +701,13 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
         RS_TRY(check_bytes(stage, "token", tokens, rows));
         memcpy(s->tokens, tokens, (size_t)rows);
         enter(stage, 0, block_after(stage, -1), RS_USE_WEIGHTS);
-        rs_embed_forward(
-            rows, hidden, tokens, weights->embed, shape->vocab_begin, shape->vocab_end, x);
+        rs_embed_forward(rows, hidden, tokens, weights->embed, shape->vocab_begin, shape->vocab_end,
+            stage->partial);
         leave(stage, 0, RS_USE_WEIGHTS);
-        RS_TRY(group_sum(stage, x, rows * hidden));
-    } else if (rows > 0) {
-        memcpy(x, input, (size_t)(rows * hidden) * sizeof *x);
+        RS_TRY(sum_partial(stage, rows));
+        memcpy(x, own_part(stage, rows, stage->partial), bytes);
+    } else if (bytes > 0) {
+        memcpy(x, input, bytes);
     }
     for (int64_t l = 0; l < stage->layers; l++) {
         float *to = l + 1 < stage->layers ? s->layers[l + 1].x : last;
@@ -698,14 +737,15 @@ rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
         return rs_error_set(RS_ERR_ARGUMENT,
             "stage: slot %d holds no micro-batch whose forward pass is done", slot_number);
     s->filled = false;
-    int64_t rows = s->batch * shape->seq;
+    int64_t rows = rows_of(stage, s->batch);
+    size_t bytes = (size_t)(own_rows(stage, rows) * hidden) * sizeof(float);
     float *dx = shape->first ? stage->stream : input_gradient;
     if (shape->last) {
         enter_tail(stage, block_before(stage, stage->layers), RS_USE_BOTH);
         RS_TRY(loss_backward(stage, weights, gradients, rows, s, scale, dx));
         leave_tail(stage, RS_USE_BOTH);
-    } else if (rows > 0) {
-        memmove(dx, output_gradient, (size_t)(rows * hidden) * sizeof *dx);
+    } else if (bytes > 0) {
+        memmove(dx, output_gradient, bytes);
     }
     for (int64_t l = stage->layers - 1; l >= 0; l--) {
         const rs_stage_layer *w = &weights->layers[l];
@@ -716,9 +756,11 @@ rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
         leave_layer(stage, l, RS_USE_BOTH);
     }
     if (shape->first) {
+        const float *dy;
+        RS_TRY(spread_gradient(stage, rows, dx, &dy));
         enter(stage, 0, -1, RS_USE_GRADIENTS);
         rs_embed_backward(
-            rows, hidden, s->tokens, dx, shape->vocab_begin, shape->vocab_end, gradients->embed);
+            rows, hidden, s->tokens, dy, shape->vocab_begin, shape->vocab_end, gradients->embed);
         leave(stage, 0, RS_USE_GRADIENTS);
     }
     return RS_OK;

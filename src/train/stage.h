@@ -31,21 +31,44 @@ typedef struct rs_stage_shape {
     int64_t vocab_begin, vocab_end;
     int64_t shared_begin, shared_end; /* rows of the shared expert */
     int64_t expert_begin, expert_end; /* rows of each expert */
-    int tp_rank, tp_ranks;            /* with experts: the part of the tokens that it dispatches */
-    rs_dispatch_shape dispatch;       /* with experts: who has which; its lists are not kept */
-    int64_t seq;                      /* tokens of a sequence */
-    int64_t max_batch;                /* sequences of the largest micro-batch */
-    int slots;                        /* micro-batches in flight: forward done, backward not yet */
+    int tp_rank, tp_ranks;            /* 0 ranks: one */
+    int cp_rank, cp_ranks;
+    bool sp;                    /* the residual stream is divided over tp: see rs_stage_rows */
+    rs_dispatch_shape dispatch; /* with experts: who has which; its lists are not kept */
+    int64_t seq;                /* tokens of a sequence, over all cp ranks */
+    int64_t max_batch;          /* sequences of the largest micro-batch */
+    int slots;                  /* micro-batches in flight: forward done, backward not yet */
 } rs_stage_shape;
 
-/* Sums over the tp group; every rank gets the same bits, added in a fixed order of ranks. NULL
- * where tp is 1. `maximum` is elementwise. `experts` is the group that has the experts among it
- * (moe_dispatch.h). A failed call makes the stage's call return its status. */
+/* Tokens of each sequence that this rank has: all, or its part of them (sequence.h). Local. */
+int64_t rs_stage_tokens(const rs_stage_shape *shape);
+
+/* Rows of the residual stream that this rank has of a micro-batch of `batch` sequences, which is
+ * what stages hand on: one for each of its tokens; with sp, of the tokens of its tp group, part
+ * rows * tp_rank / tp_ranks to rows * (tp_rank + 1) / tp_ranks. Local. */
+int64_t rs_stage_rows(const rs_stage_shape *shape, int64_t batch);
+
+/* A group of ranks. Sums are added in a fixed order of ranks, once, so that their bits are the same
+ * on every rank. Pieces are given by `bounds`: rank r has values bounds[r] .. bounds[r + 1] - 1. */
+typedef struct rs_stage_group {
+    void *context;
+    rs_status (*sum)(void *context, float *values, int64_t count);
+    /* Rank r gets the sum of piece r, in place. */
+    rs_status (*scatter)(void *context, float *values, const int64_t *bounds);
+    /* Every rank gets the pieces of all, in place. */
+    rs_status (*gather)(void *context, float *values, const int64_t *bounds);
+} rs_stage_group;
+
+/* The groups of a rank. Sums over tp are NULL where tp is 1. `maximum` is elementwise. `pieces` is
+ * tp too, needed with sp; `cp` the cp ranks with this tp and stage; `experts` the group that has
+ * the experts among it (moe_dispatch.h). A failed call makes the stage's call return its status. */
 typedef struct rs_stage_tp {
     void *context;
     rs_status (*sum)(void *context, float *values, int64_t count);
     rs_status (*maximum)(void *context, float *values, int64_t count);
     rs_dispatch_group experts;
+    rs_stage_group pieces;
+    rs_stage_group cp;
 } rs_stage_tp;
 
 /* What is used of a block. */
@@ -103,6 +126,10 @@ typedef struct rs_stage_tensors {
 
 typedef struct rs_stage rs_stage;
 
+/* Refuses a shape that no stage can have: RS_ERR_ARGUMENT, RS_ERR_OVERFLOW, or RS_ERR_UNSUPPORTED
+ * for sizes beyond what a matrix product takes. Local. */
+rs_status rs_stage_check(const rs_stage_shape *shape) RS_MUST_CHECK;
+
 /* `shape` and `tp` are copied. Allocates all working memory. The stage uses as many threads as
  * OpenBLAS had when it was created (rs_product_set_threads in kernels.h; ranks that share cores
  * want 1). The caller owns `*out`. */
@@ -115,11 +142,11 @@ void rs_stage_announce(rs_stage *stage, const rs_stage_blocks *blocks);
 
 /*
  * Forward pass of a micro-batch of `batch` sequences into slot `slot` (0..slots-1).
- * `tokens` and `targets`: [batch, seq] byte values, needed on the first and the last stage.
- * `input`: [batch, seq, H] from the stage before (NULL on the first); `output`: the same for the
- * next stage (NULL on the last). `loss_sum`: on the last stage, the sum of the cross-entropy over
- * the micro-batch's tokens, the same bits on every tp rank. batch may be 0: then nothing is summed
- * over tp; but blocks are entered and left as always, and the group that has the experts meets in
+ * `tokens` and `targets`: [batch, own tokens] byte values, needed on the first and the last stage.
+ * `input`: [rows, H] from the stage before (NULL on the first); `output`: the same for the next
+ * stage (NULL on the last). `loss_sum`: on the last stage, the sum of the cross-entropy over the
+ * rank's tokens, the same bits on every tp rank. batch may be 0: then nothing is summed over tp and
+ * cp; but blocks are entered and left as always, and the group that has the experts meets in
  * the same calls, whatever its batches.
  */
 rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int slot,
@@ -128,13 +155,14 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
 
 /*
  * Backward pass of the micro-batch in `slot`. Gradients of sum(loss) * scale are added to
- * `gradients`. `output_gradient`: [batch, seq, H] from the next stage (NULL on the last);
+ * `gradients`. `output_gradient`: [rows, H] from the next stage (NULL on the last);
  * `input_gradient`: for the stage before (NULL on the first). Tensors that every tp rank of the
  * group has whole: attn_norm, mlp_norm, norm, o_bias, down_bias get the full gradient on every
- * rank, the same bits, and so do router and shared_switch; q_norm, k_norm get this rank's heads'
+ * rank, the same bits (with sp, this rank's rows' part), and so do router and shared_switch (with
+ * sp too); q_norm, k_norm get this rank's heads'
  * part and the caller sums them over tp, as it sums border kv heads over the ranks that hold them.
- * Experts get what the group's tokens make. The balance loss of layers with experts, as
- * rs_stage_routed tells it, counts like the loss.
+ * Each cp rank gets what its tokens make. Experts get what the group's tokens make. The balance
+ * loss of layers with experts, as rs_stage_routed tells it, counts like the loss.
  */
 rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
     const rs_stage_tensors *gradients, int slot, float scale, const float *output_gradient,

@@ -173,13 +173,14 @@ static void attention_with(int threads, float *out)
     static float qkv[ROWS * LD];
     static float dout[ROWS * 5 * DIM];
     static float lse[ROWS * 5];
-    rs_attention shape = {2, SEQ, DIM, 1, 6, 0, 2, 3};
+    rs_attention shape = {2, {SEQ, 1, 0}, DIM, 1, 6, 0, 2, 3, LD, LD};
     float *scratch = malloc((size_t)(threads * rs_attention_scratch(SEQ)) * sizeof *scratch);
     fill(1, ROWS * LD, qkv);
     fill(2, ROWS * 5 * DIM, dout);
-    rs_attention_forward(threads, &shape, qkv, out, lse, scratch);
+    float *dqkv = out + (size_t)ROWS * 5 * DIM;
+    rs_attention_forward(threads, &shape, qkv, qkv + 5 * DIM, out, lse, scratch);
     rs_attention_backward(
-        threads, &shape, qkv, out, lse, dout, out + (size_t)ROWS * 5 * DIM, scratch);
+        threads, &shape, qkv, qkv + 5 * DIM, out, lse, dout, dqkv, dqkv + 5 * DIM, scratch);
     free(scratch);
 }
 
@@ -210,7 +211,9 @@ static void test_rotation(void **state)
     float table[SEQ * DIM];
     float x[2 * SEQ * HEADS * DIM];
     float y[2 * SEQ * HEADS * DIM];
-    rs_rotation_table(SEQ, DIM, 10000, table);
+    rs_rotation_table(0, SEQ, DIM, 10000, table);
+    rs_rotation_table(1, 1, DIM, 10000, y);
+    assert_memory_equal(y, table + DIM, DIM * sizeof *table);
     fill(4, 2 * SEQ * HEADS * DIM, x);
     memcpy(y, x, sizeof y);
     rs_rotate(1, 2 * SEQ, SEQ, HEADS, DIM, table, 1, y, HEADS * DIM);

@@ -52,7 +52,7 @@ static void test_choices(void **state)
     float weight[15];
     float original[25];
     memcpy(original, logits, sizeof original);
-    rs_route route = {.experts = 5, .chosen = 3, .norm = true, .seq = 5};
+    rs_route route = {.experts = 5, .chosen = 3, .norm = true, .seq = 5, .whole = 5};
     int64_t close = rs_route_choose(1, &route, 5, logits, choice, weight);
     assert_memory_equal(choice, wanted, sizeof wanted);
     assert_int_equal(close, 2); /* the token whose experts are all equal, and the last */
@@ -256,7 +256,10 @@ static rs_status exchange(void *context, const rs_dispatch_part *send, const flo
 static void *run_member(void *argument)
 {
     member *m = argument;
-    rs_stage_tp tp = {m, reduce_sum, reduce_maximum, {m, gather, exchange}};
+    rs_stage_tp tp = {.context = m,
+        .sum = reduce_sum,
+        .maximum = reduce_maximum,
+        .experts = {m, gather, exchange}};
     rs_stage *stage = NULL;
     m->weights = decoder_create(&m->shape, 0);
     m->gradients = decoder_create(&m->shape, 0);

@@ -137,7 +137,7 @@ static void assert_gradients_near(
 }
 
 /* Loss against the reference, and every gradient against its central difference. */
-static void check_reference(const rs_model *model, int64_t seq, int64_t batch)
+static inline void check_reference(const rs_model *model, int64_t seq, int64_t batch)
 {
     const float scale = 0.37f;
     const double step = 1e-4;
