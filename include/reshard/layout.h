@@ -140,8 +140,8 @@ int rs_layout_rank(const rs_layout *layout, rs_coords coords);
 int rs_layout_expert_rank(const rs_layout *layout, rs_coords coords);
 
 /* Refuses what the trainer cannot do: RS_ERR_ARGUMENT where no trainer could (fewer layers than
- * stages), RS_ERR_UNSUPPORTED where this one cannot yet. Names the rule and the nearest layout that
- * fits. */
+ * stages), with the rule and the nearest layout that fits; RS_ERR_UNSUPPORTED for a space that this
+ * one does not know. */
 rs_status rs_layout_check_trainable(const rs_layout *layout, const rs_space *space) RS_MUST_CHECK;
 
 /* Layers of a stage, 0 .. pp * vpp - 1: as listed, or sizes differ by at most one, larger first.

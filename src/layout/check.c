@@ -192,26 +192,6 @@ static rs_status check_layers(const rs_layout *layout, const rs_space *space)
         rs_layout_format(&fits, nearest));
 }
 
-/* What the trainer cannot do yet, and the nearest that it can; NULL if there is nothing. */
-static const char *missing_axis(const rs_layout *layout, rs_layout *fits)
-{
-    const struct {
-        const char *what;
-        bool missing;
-    } rows[] = {
-        {"context parallel (cp)", layout->cp > 1},
-        {"sequence parallel (sp)", layout->sp},
-    };
-    *fits = *layout;
-    fits->dp *= layout->cp;
-    fits->cp = 1;
-    fits->sp = false;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].missing)
-            return rows[i].what;
-    return NULL;
-}
-
 /* A model without experts has nothing that ep or etp could divide. */
 static rs_status check_has_experts(const rs_layout *layout, const rs_space *space)
 {
@@ -290,14 +270,5 @@ rs_status rs_layout_check_trainable(const rs_layout *layout, const rs_space *spa
     RS_TRY(check_layers(layout, space));
     RS_TRY(check_roles(layout, space));
     RS_TRY(check_has_experts(layout, space));
-    rs_layout fits;
-    const char *what = missing_axis(layout, &fits);
-    if (what != NULL) {
-        char text[RS_LAYOUT_TEXT];
-        char nearest[RS_LAYOUT_TEXT];
-        return rs_error_set(RS_ERR_UNSUPPORTED,
-            "layout %s: the trainer does not have %s yet; the nearest that fits is %s",
-            rs_layout_format(layout, text), what, rs_layout_format(&fits, nearest));
-    }
     return check_tensors(space);
 }

@@ -80,7 +80,11 @@ void rs_bind_shape(const rs_model *model, const rs_space *space, const rs_world 
     out->first = stage == 0;
     out->last = stage == layout->pp * layout->vpp - 1;
     out->both_ends = layout->pp == 1;
-    int tp = world->at.tp;
+    int tp = out->tp_rank = world->at.tp;
+    out->tp_ranks = layout->tp;
+    out->cp_rank = world->at.cp;
+    out->cp_ranks = layout->cp;
+    out->sp = layout->sp;
     units(space, world, "layers.attn.q.weight", 1, tp, &out->q_begin, &out->q_end);
     units(space, world, "layers.attn.k.weight", 1, tp, &out->kv_begin, &out->kv_end);
     units(space, world, "layers.mlp.gate.weight", 1, tp, &out->ffn_begin, &out->ffn_end);
@@ -99,8 +103,6 @@ void rs_bind_experts(
     units(space, world, gate, 2, at->etp, &out->expert_begin, &out->expert_end);
     for (int ep = 0; ep < layout->ep; ep++)
         rs_layout_ep_range(layout, experts, 1, ep, &ranges[ep], &ranges[layout->ep + ep]);
-    out->tp_rank = at->tp;
-    out->tp_ranks = layout->tp;
     out->dispatch = (rs_dispatch_shape){out->model.experts, rs_layout_etp(layout), layout->ep,
         at->etp, at->ep, ranges, ranges + layout->ep};
 }

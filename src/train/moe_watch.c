@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/sequence.h"
 
 struct rs_moe_watch {
     int64_t chosen; /* experts of a token */
@@ -77,18 +78,39 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static rs_status write_line(
-    rs_moe_watch *w, int64_t layer, int64_t sequence, const rs_stage_routing *routing)
+/* `count` tokens of a sequence, from `position` on. */
+static void write_run(rs_moe_watch *w, int64_t layer, int64_t sequence, int64_t position,
+    int64_t count, const int32_t *choice)
 {
     int64_t k = w->chosen;
-    fprintf(w->trace, "%" PRId64 " %" PRId64 " %" PRId64, w->step, layer, sequence);
-    for (int64_t t = 0; t < routing->rows; t++) {
-        memcpy(w->experts, routing->choice + t * k, (size_t)k * sizeof *w->experts);
+    if (count == 0)
+        return;
+    fprintf(w->trace, "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64, w->step, layer, sequence,
+        position);
+    for (int64_t t = 0; t < count; t++) {
+        memcpy(w->experts, choice + t * k, (size_t)k * sizeof *w->experts);
         qsort(w->experts, (size_t)k, sizeof *w->experts, compare);
         for (int64_t j = 0; j < k; j++)
             fprintf(w->trace, " %" PRId32, w->experts[j]);
     }
-    if (fprintf(w->trace, "\n") < 0 || fflush(w->trace) != 0)
+    fprintf(w->trace, "\n");
+}
+
+static rs_status write_lines(rs_moe_watch *w, const rs_stage_shape *shape, int64_t layer,
+    int64_t sequence, const rs_stage_routing *routing)
+{
+    const rs_sequence tokens = {shape->seq, shape->cp_ranks, shape->cp_rank};
+    rs_positions at[2];
+    rs_sequence_positions(&tokens, tokens.rank, at);
+    const int32_t *choice = routing->choice;
+    int64_t own = rs_stage_tokens(shape);
+    for (int64_t first = 0; first < routing->rows; first += own, sequence++)
+        for (int part = 0; part < 2; part++) {
+            int64_t count = at[part].end - at[part].begin;
+            write_run(w, layer, sequence, at[part].begin, count, choice);
+            choice += count * w->chosen;
+        }
+    if (fflush(w->trace) != 0 || ferror(w->trace))
         return rs_error_errno(errno, "cannot write %s", w->path);
     return RS_OK;
 }
@@ -103,7 +125,7 @@ rs_status rs_moe_watch_pass(
         w->totals.balance += routing.balance;
         w->totals.close += routing.close;
         if (w->trace != NULL && routing.rows > 0)
-            RS_TRY(write_line(w, shape->layer_begin + l, sequence, &routing));
+            RS_TRY(write_lines(w, shape, shape->layer_begin + l, sequence, &routing));
     }
     return RS_OK;
 }

@@ -17,8 +17,8 @@ typedef struct rs_moe_totals {
     int64_t close;  /* choices of experts that rounding might turn */
 } rs_moe_totals;
 
-/* `trace` (NULL: none) is a file that gets a line for each layer of each micro-batch: step, layer,
- * first sequence of the step, and the experts of each token, ascending. */
+/* `trace` (NULL: none) is a file that gets a line for each layer and run of tokens: step, layer,
+ * sequence of the step, first position, and the experts of each token, ascending. */
 rs_status rs_moe_watch_create(
     const rs_model *model, const char *trace, rs_moe_watch **out) RS_MUST_CHECK;
 void rs_moe_watch_destroy(rs_moe_watch *watch);

@@ -1,8 +1,9 @@
 /*
  * A step's passes, in the order of the schedule, over MPI messages.
  *
- * Every tp rank of a stage has the whole activation and sends it to the same tp rank of the next
- * stage: the next pipeline rank, or, behind the last one, the first, which may be this rank itself.
+ * Every rank of a stage sends what it has of the activation (the whole one, with sp and cp its
+ * rows) to the rank of the next stage that has the same: the next pipeline rank, or, behind the
+ * last one, the first, which may be this rank itself.
  *
  * 1. Receives block, sends do not: a send is waited for when its buffer comes round again, by when
  * the schedule has it received (schedule.h).
@@ -12,8 +13,8 @@
  * of several replicas do together (gathering parameters, reducing gradients) they do in the same
  * order.
  *
- * Memory: a ring of sent activations and one receive buffer, each [micro-batch, seq, hidden]
- * floats.
+ * Memory: a ring of sent activations and one receive buffer, each of a micro-batch's rows on this
+ * rank.
  */
 #include "train/pipeline.h"
 
@@ -25,6 +26,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/comm.h"
+#include "train/sequence.h"
 
 #define TAG_STAGE 1000 /* and two for each chunk */
 
@@ -60,7 +62,7 @@ rs_status rs_pipeline_create(const rs_pipeline_setup *setup, rs_pipeline **out)
     rs_batch_deal(setup->global_batch, setup->micro_batch, world->layout.dp, world->at.dp,
         &p->first, &p->count);
     int64_t tokens = setup->micro_batch * setup->seq;
-    p->width = tokens * setup->hidden;
+    p->width = rs_stage_rows(&setup->chunks[0].shape, setup->micro_batch) * setup->hidden;
     if (p->width > RS_COMM_FLOATS) {
         status = rs_error_set(RS_ERR_UNSUPPORTED,
             "a micro-batch of %lld sequences of %lld tokens is too large for one message",
@@ -136,6 +138,22 @@ static float *receive(const rs_pipeline *p, int step, int tag, int64_t count)
 
 /* ---- passes ---- */
 
+/* Floats of an activation on this rank, and the tokens and targets of its own. */
+static int64_t floats_of(const rs_pipeline *p, int64_t batch)
+{
+    return rs_stage_rows(&p->setup.chunks[0].shape, batch) * p->setup.hidden;
+}
+
+static rs_status read_tokens(rs_pipeline *p, int64_t sample, int64_t batch)
+{
+    const rs_stage_shape *shape = &p->setup.chunks[0].shape;
+    rs_sequence sequence = {p->setup.seq, shape->cp_ranks, shape->cp_rank};
+    RS_TRY(rs_data_read(p->setup.data, sample, batch, p->tokens, p->targets));
+    rs_sequence_pick(&sequence, batch, p->tokens, p->tokens);
+    rs_sequence_pick(&sequence, batch, p->targets, p->targets);
+    return RS_OK;
+}
+
 /* Sequences of this replica's micro-batch `number` (from 0; behind the last they are empty), and
  * its first sample. */
 static int64_t micro_batch(const rs_pipeline *p, int64_t step, int64_t number, int64_t *sample)
@@ -157,10 +175,10 @@ static rs_status forward(rs_pipeline *p, int64_t step, const rs_turn *turn, doub
     int stage = turn->chunk * s->world->layout.pp + s->world->at.pp;
     int slot = (int)(turn->micro % s->schedule->slots[turn->chunk]);
     int64_t sample, batch = micro_batch(p, step, turn->micro, &sample);
-    int64_t floats = batch * s->seq * s->hidden;
+    int64_t floats = floats_of(p, batch);
     double loss = 0;
     if (first || last)
-        RS_TRY(rs_data_read(s->data, sample, batch, p->tokens, p->targets));
+        RS_TRY(read_tokens(p, sample, batch));
     rs_crash_point("forward");
     const float *input = first ? NULL : receive(p, -1, tag_of(p, stage, false), floats);
     float *output = last ? NULL : next_buffer(p);
@@ -182,7 +200,7 @@ static rs_status backward(rs_pipeline *p, int64_t step, const rs_turn *turn)
     bool first = chunk->shape.first, last = chunk->shape.last;
     int stage = turn->chunk * s->world->layout.pp + s->world->at.pp;
     int slot = (int)(turn->micro % s->schedule->slots[turn->chunk]);
-    int64_t sample, floats = micro_batch(p, step, turn->micro, &sample) * s->seq * s->hidden;
+    int64_t sample, floats = floats_of(p, micro_batch(p, step, turn->micro, &sample));
     float scale = (float)(1.0 / ((double)s->global_batch * (double)s->seq));
     rs_crash_point("backward");
     const float *output = last ? NULL : receive(p, 1, tag_of(p, stage + 1, true), floats);

@@ -6,9 +6,9 @@
  * keeps, is the supply's business (supply.h).
  *
  * The reduction, each sum in a fixed order of ranks and with the same bits on all holders:
- * 1. over tp: key/value heads that several ranks hold, and the norms of q and k heads, of which
- * each rank has its heads' part. Ranks that do not hold a shared head add zeros: one sum serves all
- * of them.
+ * 1. over tp: key/value heads that several ranks hold, the norms of q and k heads, of which each
+ * rank has its heads' part, and, with sp, norms and biases of which each has its rows' part. Ranks
+ * that do not hold a shared head add zeros: one sum serves all of them.
  * 2. over the ranks that have the same slice: within groups, then over groups; each gets its piece.
  * 3. over the pipeline's two ends: a tied embedding, piece by piece.
  *
@@ -41,6 +41,7 @@ typedef struct shared {
     int64_t end_head;
     int64_t *heads; /* held by more than one rank */
     int64_t count;
+    bool rows; /* sp: each rank has its rows' part of what is added or multiplied row by row */
     int64_t floats;
     float *buffer; /* one layer's */
 } shared;
@@ -49,6 +50,7 @@ struct rs_trainer {
     const rs_world *world;
     const rs_state *state;
     rs_ordered tp;
+    rs_ordered cp;
     rs_schedule schedule;
     rs_chunk *chunks;
     int chunk_count;
@@ -64,15 +66,29 @@ struct rs_trainer {
     rs_moe_watch *watch;
 };
 
-static rs_status tp_sum(void *context, float *values, int64_t count)
+static rs_status group_sum(void *context, float *values, int64_t count)
 {
     rs_ordered_sum(context, values, count);
     return RS_OK;
 }
 
-static rs_status tp_maximum(void *context, float *values, int64_t count)
+static rs_status group_maximum(void *context, float *values, int64_t count)
 {
     rs_ordered_maximum(context, values, count);
+    return RS_OK;
+}
+
+static rs_status group_scatter(void *context, float *values, const int64_t *bounds)
+{
+    rs_ordered_scatter(context, values, bounds);
+    return RS_OK;
+}
+
+static rs_status group_gather(void *context, float *values, const int64_t *bounds)
+{
+    const rs_ordered *group = context;
+    const rs_span whole = {0, bounds[group->size], values};
+    rs_ordered_gather(context, &whole, 1, bounds, sizeof *values);
     return RS_OK;
 }
 
@@ -108,7 +124,9 @@ static rs_status make_shared(rs_trainer *e)
     s->first_head = shape->kv_begin;
     s->end_head = shape->kv_end;
     int64_t head = m->head_dim * (m->hidden + (m->qkv_bias ? 1 : 0));
-    s->floats = 2 * s->count * head + (m->qk_norm ? 2 * m->head_dim : 0);
+    s->rows = layout->sp;
+    s->floats =
+        2 * s->count * head + (m->qk_norm ? 2 * m->head_dim : 0) + (s->rows ? 4 * m->hidden : 0);
     s->buffer = rs_calloc((size_t)s->floats, sizeof *s->buffer);
     return s->buffer != NULL ? RS_OK : rs_error_memory((size_t)s->floats * sizeof *s->buffer);
 }
@@ -157,6 +175,9 @@ static void pass_layer(rs_trainer *e, const rs_stage_layer *layer, bool into_buf
         pass_norm(layer->q_norm, m->head_dim, into_buffer, &at);
         pass_norm(layer->k_norm, m->head_dim, into_buffer, &at);
     }
+    float *const by_row[] = {layer->attn_norm, layer->mlp_norm, layer->o_bias, layer->down_bias};
+    for (int i = 0; i < 4 && e->shared.rows; i++)
+        pass_norm(by_row[i], m->hidden, into_buffer, &at);
 }
 
 /* An expert that several ep ranks hold: each has made the gradient of the tokens that came to it.
@@ -173,7 +194,7 @@ static void reduce_twins(
             rs_ordered_sum(&e->twins, parts[i], count);
 }
 
-/* What several ranks of a replica hold of a layer; other blocks have nothing of the kind. */
+/* What several ranks of a replica hold of a block: of a layer, or, with sp, the last norm. */
 static void reduce_shared(void *context, int block)
 {
     rs_trainer *e = context;
@@ -181,6 +202,8 @@ static void reduce_shared(void *context, int block)
     for (int c = 0; c < e->chunk_count; c++) {
         const rs_chunk *chunk = &e->chunks[c];
         int64_t layer = block < experts ? block - 1 : block - experts - 1;
+        if (block == experts - 1 && e->shared.rows && chunk->gradients.norm != NULL)
+            rs_ordered_sum(&e->tp, chunk->gradients.norm, chunk->shape.model.hidden);
         if (layer < chunk->shape.layer_begin || layer >= chunk->shape.layer_end)
             continue;
         const rs_stage_layer *gradients =
@@ -261,7 +284,12 @@ static rs_status make_stages(rs_trainer *e)
 {
     rs_stage_tp groups = {0};
     if (e->world->layout.tp > 1)
-        groups = (rs_stage_tp){.context = &e->tp, .sum = tp_sum, .maximum = tp_maximum};
+        groups = (rs_stage_tp){.context = &e->tp,
+            .sum = group_sum,
+            .maximum = group_maximum,
+            .pieces = {&e->tp, group_sum, group_scatter, group_gather}};
+    if (e->world->layout.cp > 1)
+        groups.cp = (rs_stage_group){&e->cp, group_sum, group_scatter, group_gather};
     if (e->experts != NULL)
         groups.experts = rs_moe_comm_group(e->experts);
     for (int c = 0; c < e->chunk_count; c++) {
@@ -293,6 +321,7 @@ rs_status rs_trainer_create(const rs_train_options *options, const rs_model *mod
     e->world = world;
     e->state = state;
     RS_TRY_GOTO(rs_ordered_init(&e->tp, world->tp), fail);
+    RS_TRY_GOTO(rs_ordered_init(&e->cp, world->cp), fail);
     RS_TRY_GOTO(make_chunks(e, options, model), fail);
     RS_TRY_GOTO(make_shared(e), fail);
     if (model->experts > 0)
@@ -333,6 +362,7 @@ void rs_trainer_destroy(rs_trainer *e)
     rs_moe_comm_destroy(e->experts);
     free(e->ranges);
     rs_ordered_fini(&e->twins);
+    rs_ordered_fini(&e->cp);
     rs_ordered_fini(&e->tp);
     free(e);
 }

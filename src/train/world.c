@@ -11,6 +11,7 @@
 enum {
     SLICE_ALL,
     SLICE_TP,
+    SLICE_CP,
     SLICE_SHARD,
     SLICE_ACROSS,
     SLICES_DENSE, /* those of experts follow */
@@ -25,7 +26,7 @@ enum {
 
 static void forget(rs_world *world)
 {
-    world->all = world->tp = world->dispatch = world->twins = MPI_COMM_NULL;
+    world->all = world->tp = world->cp = world->dispatch = world->twins = MPI_COMM_NULL;
     for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
         world->shard[mesh] = world->across[mesh] = MPI_COMM_NULL;
 }
@@ -119,6 +120,10 @@ bool rs_world_build(rs_world *world)
         MPI_Comm_split(
             world->all, (at->pp * layout->dp + at->dp) * layout->cp + at->cp, at->tp, &world->tp);
         break;
+    case SLICE_CP:
+        MPI_Comm_split(
+            world->all, (at->pp * layout->dp + at->dp) * layout->tp + at->tp, at->cp, &world->cp);
+        break;
     case SLICE_SHARD:
         build_shard(world, RS_MESH_DENSE);
         break;
@@ -166,6 +171,7 @@ void rs_world_fini(rs_world *world)
         free_comm(&world->across[mesh]);
         free_comm(&world->shard[mesh]);
     }
+    free_comm(&world->cp);
     free_comm(&world->tp);
     free_comm(&world->all);
 }

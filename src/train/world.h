@@ -22,7 +22,8 @@ typedef struct rs_world {
     int built;    /* slices done */
     MPI_Comm job; /* borrowed */
     MPI_Comm all; /* the layout's ranks */
-    MPI_Comm tp;  /* same stage and replica, ordered by tp coordinate */
+    MPI_Comm tp;  /* same stage, replica and cp coordinate, ordered by tp coordinate */
+    MPI_Comm cp;  /* same stage, replica and tp coordinate, ordered by cp coordinate */
     /* By mesh (group.h); NULL on that of the experts where the model has none. */
     MPI_Comm shard[2];  /* those of the ranks of a stage with the same slice that share what ZeRO
                            cuts, by rank: the group of this one */

@@ -6,6 +6,7 @@ A case is a function marked @case; its first line says what must hold. Exit stat
 import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -91,6 +92,32 @@ def oracle_interleaved(j):
 
 
 @case
+def oracle_rows(j):
+    """So has sequence parallelism, and context parallelism, whatever divides, and three axes together."""
+    against_oracle(j, "llama-deep", [("tp=2,sp=on", 2), ("tp=5,sp=on", 5), ("cp=2", 2), ("cp=5", 5),
+                                     ("tp=3,sp=on,zero=1,dp=2", 6), ("cp=3,tp=2", 6), ("cp=2,tp=2,sp=on", 4),
+                                     ("cp=3,dp=2,zero=2,zero_cut=dim0", 6), ("cp=2,dp=2,zero=3,shard=2", 4),
+                                     ("tp=2,sp=on,pp=2,vpp=2", 4), ("zero=3,cp=2,pp=2,vpp=2", 4),
+                                     ("order=cp-dp-pp-tp,tp=2,sp=on,cp=2,dp=2,pp=2,zero=3,zero_cut=param", 16)])
+    against_oracle(j, "llama-uneven", [("tp=4,sp=on", 4), ("cp=3,tp=2,sp=on", 6), ("pp=3,cp=2,zero=1", 6)])
+    against_oracle(j, "qwen2-small", [("tp=3,sp=on", 3), ("cp=4", 4), ("cp=2,tp=3,pp=2", 12)])
+    against_oracle(j, "qwen3-small", [("tp=2,sp=on", 2), ("cp=3,tp=2,sp=on", 6)])
+    against_oracle(j, "llama-deep", [("tp=2,sp=on,cp=2", 4)], micro_batch=3, threads=2)
+
+
+@case
+def short_sequences(j):
+    """Sequences that nothing divides, and ranks without a token: losses are those of one rank."""
+    for seq in (1, 7):
+        reference = unswitched(j, steps=6, seq=seq, global_batch=5, **DEEP)
+        for layout, ranks in (("cp=2", 2), ("cp=5", 5), ("tp=4,sp=on", 4), ("cp=3,tp=2,sp=on,pp=2", 12),
+                              ("cp=2,dp=3,zero=3", 6)):
+            result = j.run(ranks, layout=layout, steps=6, seq=seq, global_batch=5, **DEEP)
+            worst = compare(result, reference, 1e-5, f"{seq} tokens, {layout}")
+            print(f"{seq} tokens, {layout} on {ranks}: worst relative difference {worst:.2g}")
+
+
+@case
 def oracle_zero(j):
     """So has sharding of gradients and of parameters, with every cut, in groups, beside tp and pp."""
     against_oracle(j, "llama-uneven", ZERO + [("tp=2,pp=2,dp=2,zero=3", 8), ("tp=3,dp=2,zero=2,zero_cut=param", 6),
@@ -131,7 +158,8 @@ def oracle_muon(j):
     """So has Muon for matrices with AdamW beside it, whatever divides the matrices."""
     layouts = [("dp=1", 1), ("dp=3", 3), ("tp=2,pp=2,dp=2", 8), ("tp=4,dp=2,zero=1,zero_cut=param", 8),
                ("dp=3,zero=2,zero_cut=dim0", 3), ("tp=2,dp=4,zero=3,shard=2,zero_cut=param", 8),
-               ("pp=3,dp=2,zero=3,zero_cut=dim0", 6)]
+               ("pp=3,dp=2,zero=3,zero_cut=dim0", 6), ("tp=2,sp=on,cp=2", 4),
+               ("cp=2,dp=2,vpp=2,zero=2,zero_cut=param", 4)]
     against_variant(j, 4, layouts)
     losses, options = against_variant(j, 5, [("dp=1", 1), ("tp=3,dp=2,zero=3,zero_cut=param", 6), ("pp=2,tp=3", 6)])
     result = j.run(4, layout="tp=2,dp=2", switches=["5:dp=4,zero=3,zero_cut=param", "10:pp=2,tp=2",
@@ -149,7 +177,7 @@ def oracle_muon(j):
 def oracle_frozen(j):
     """So has training with frozen tensors, which keep no optimizer state, through switches and from checkpoints."""
     layouts = [("dp=1", 1), ("tp=2,pp=2,dp=2", 8), ("dp=3,zero=2", 3), ("tp=2,dp=2,zero=3,zero_cut=dim0", 4),
-               ("pp=2,dp=2,zero=3,zero_cut=param", 4)]
+               ("pp=2,dp=2,zero=3,zero_cut=param", 4), ("tp=2,sp=on,cp=2", 4), ("cp=3,vpp=2,zero=2", 3)]
     for variant in (2, 3):
         losses, options = against_variant(j, variant, layouts)
         path = ["dp=4,zero=1", "tp=2,pp=2", "dp=4,zero=3,zero_cut=param", "dp=3,zero=2", "tp=4"]
@@ -218,7 +246,8 @@ def odd_batches(j):
     reference = unswitched(j, steps=12, global_batch=7)
     for layout, ranks in (("dp=3", 3), ("dp=3,zero=1", 3), ("dp=5,zero=1", 5), ("pp=2,dp=3", 6), ("pp=3,tp=2", 6),
                           ("dp=3,zero=3", 3), ("dp=5,zero=3,zero_cut=param", 5), ("pp=2,dp=3,zero=3", 6),
-                          ("pp=2,dp=5,zero=2,zero_cut=dim0", 10)):
+                          ("pp=2,dp=5,zero=2,zero_cut=dim0", 10), ("dp=3,cp=2,zero=3", 6),
+                          ("dp=3,tp=2,sp=on,zero=1", 6), ("pp=2,dp=3,cp=2", 12)):
         result = j.run(ranks, layout=layout, steps=12, global_batch=7, **UNEVEN)
         worst = compare(result, reference, 1e-5, layout)
         check(result.steps[-1]["samples"] == 84, f"samples {result.steps[-1]['samples']}")
@@ -266,7 +295,8 @@ def switch_zero(j):
 
 DEEP = {"model": os.path.join(jobs.HERE, "models/llama-deep")}
 AXES = ["pp=2,vpp=3", "vpp=7", "pp=4", "pp=2,vpp=2,stages=0/1-3/4/5-6,tp=2", "dp=4,zero=3", "pp=2,vpp=2,dp=2,zero=1",
-        "pp=3,vpp=2", "order=pp-dp-tp,pp=2,vpp=2,dp=2,zero=3,zero_cut=param", "tp=4"]
+        "tp=2,sp=on,cp=2", "pp=3,vpp=2", "cp=4,zero=3", "order=pp-dp-tp,pp=2,vpp=2,dp=2,zero=3,zero_cut=param",
+        "cp=2,dp=2,zero=1", "tp=4", "tp=3,sp=on", "cp=2,pp=2,vpp=2,zero=2,zero_cut=dim0"]
 
 
 @case
@@ -287,6 +317,40 @@ def back_axes(j):
         check_back(result, f"{there} -> {back} -> {there}")
         again = j.run(4, layout=there, steps=4, **DEEP)
         check(again.losses == result.losses, f"{there}: {again.losses} and {result.losses}")
+
+
+def random_layout(draw, layers, ranks):
+    """Any layout of a dense model with so many layers on so many ranks at most."""
+    sizes = dict.fromkeys(("tp", "cp", "dp", "pp"), 1)
+    for axis in draw.sample(list(sizes), 4):
+        left = ranks // (sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"])
+        sizes[axis] = min(draw.choice((1, 1, 2, 2, 3, 5)), left)
+    sizes["vpp"] = draw.randint(1, min(3, layers // sizes["pp"]))
+    stages, group = sizes["pp"] * sizes["vpp"], sizes["dp"] * sizes["cp"]
+    words = [f"{axis}={size}" for axis, size in sizes.items()]
+    words.append(f"zero={draw.randint(0, 3)}")
+    words.append("zero_cut=" + draw.choice(("concat", "param", "dim0")))
+    words.append(f"shard={draw.choice([n for n in range(1, group + 1) if group % n == 0])}")
+    words.append("sp=" + draw.choice(("on", "off")))
+    words.append("order=" + "-".join(draw.sample(("tp", "cp", "ep", "dp", "pp"), 5)))
+    if draw.random() < 0.5:
+        cuts = [0] + sorted(draw.sample(range(1, layers), stages - 1)) + [layers]
+        words.append("stages=" + "/".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in zip(cuts, cuts[1:])))
+    return ",".join(words)
+
+
+@case
+def random_axes(j):
+    """Losses are those of one rank through any layouts, a switch after every other step, in odd batches too."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        ranks, steps = draw.choice((4, 6, 8, 12)), 24
+        changes = {**DEEP, "global_batch": draw.choice((8, 7, 5)), "micro_batch": draw.choice((1, 2, 3)),
+                   "seq": draw.choice((32, 13, 5)), "tight": seed % 2 == 1}
+        layouts = [random_layout(draw, 7, ranks) for _ in range(steps // 2)]
+        reference = unswitched(j, steps=steps, **changes)
+        result = switched_run(j, ranks, layouts, reference, f"seed {seed}", spacing=2, **changes)
+        check_switches(result, len(layouts) - 1)
 
 
 @case

@@ -4,7 +4,7 @@ import glob
 import os
 
 import jobs
-from cases import against_oracle, case, check_switches, main
+from cases import against_oracle, case, check_back, check_switches, main
 from jobs import check, compare, oracle
 
 MODELS = ("mixtral-small", "qwen2-moe-small", "qwen3-moe-small")
@@ -20,8 +20,8 @@ def routing_of(result):
     for name in glob.glob(os.path.join(result.folder, "routing-*.txt")):
         with open(name, encoding="ascii") as file:
             for line in file:
-                step, layer, sequence, *experts = line.split()
-                parts.setdefault((int(step), int(layer)), {})[int(sequence)] = \
+                step, layer, sequence, position, *experts = line.split()
+                parts.setdefault((int(step), int(layer)), {})[int(sequence), int(position)] = \
                     "".join(f"{int(e):x}" for e in experts)
     return {key: "".join(text for _, text in sorted(value.items())) for key, value in parts.items()}
 
@@ -88,6 +88,18 @@ def experts_odd(j):
     experts_against_oracle(j, "qwen3-moe-small", [("dp=2,ep=2", 2)], threads=2, micro_batch=3)
     experts_against_oracle(j, "qwen3-moe-small", [("pp=2,vpp=2,dp=2,ep=2", 4),
                                                   ("tp=2,pp=2,vpp=2,dp=2,ep=4,etp=1,zero=3", 8)])
+
+
+@case
+def experts_axes(j):
+    """So they are with sequence and context parallelism, and under every axis at once."""
+    layouts = [("tp=2,sp=on", 2), ("cp=2", 2), ("cp=2,ep=2", 2), ("cp=3,ep=3", 3), ("tp=2,cp=2,ep=4,etp=1,sp=on", 4),
+               ("cp=2,dp=2,ep=4,zero=1", 4), ("pp=3,cp=2,tp=2,sp=on,ep=2,etp=2,zero=3", 12)]
+    for model in MODELS:
+        experts_against_oracle(j, model, layouts)
+    experts_against_oracle(j, "qwen3-moe-small", [("tp=2,sp=on,cp=2,pp=2,vpp=2,dp=2,ep=4,etp=1,zero=3", 16),
+                                                  ("order=dp-cp-ep-tp-pp,tp=2,cp=2,dp=2,ep=2,etp=2,zero=2", 8)])
+    experts_against_oracle(j, "mixtral-small", [("cp=2,dp=3,ep=6", 6)], micro_batch=3)
 
 
 def unswitched(j, model, steps=20, **changes):
@@ -168,6 +180,30 @@ def experts_there_and_back(j):
             check(out["new_hashes"] == home["old_hashes"], f"{what}, {there}, {back}: memory changed between")
             check(out["old_hashes"] != out["new_hashes"], "the hashes tell nothing")
             print(f"{what}: {there} -> {back} -> {there}: the same bits")
+
+
+TOGETHER = ["cp=2,ep=2,zero=1", "tp=2,sp=on,etp=1", "cp=4,ep=4,zero=3", "pp=2,vpp=1,cp=2,ep=2,etp=1",
+            "tp=2,cp=2,sp=on,etp=2,ep=2,zero=2", "dp=2,cp=2,ep=4", "vpp=3,dp=3,ep=3,zero=3,zero_cut=param"]
+
+
+@case
+def experts_together(j):
+    """Experts beside sequence and context parallelism and interleaved stages: switches, in safe and in tight mode,
+    and back; checkpoints go on under any other layout."""
+    switched(j, MODELS[1], "together", 32, TOGETHER)
+    switched(j, MODELS[0], "together, tight", 32, TOGETHER[::-1], tight=True)
+    for there, back in zip(TOGETHER, TOGETHER[1:] + TOGETHER[:1]):
+        result = j.run(4, layout=there, steps=4, switches=[f"2:{back}", f"2:{there}"], fault_hashes=True,
+                       model=path("qwen2-moe-small"))
+        check_back(result, f"{there} -> {back} -> {there}")
+        saved = j.run(4, layout=there, steps=6, save_every=3, model=path("qwen2-moe-small"), fault_routing=True)
+        result = j.resume(saved.folder, resume=3, layout=back)
+        if result.code != 0 or sorted(result.losses) != list(range(1, 7)):
+            result.fail(f"{there}, on as {back}: exit status {result.code}, steps {sorted(result.losses)}")
+        worst = compare(result, saved.losses, 1e-5, f"{there}, on as {back}")
+        print(f"{there}, saved, on as {back}: worst relative difference {worst:.2g}")
+        same = j.resume(saved.folder, resume=3, layout=there)
+        check(same.losses == saved.losses, f"{there}, on as it was: {same.losses}, {saved.losses}")
 
 
 @case

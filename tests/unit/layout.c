@@ -406,7 +406,8 @@ static void test_trainable(void **state)
     rs_layout layout = parsed("tp=2,pp=4,zero=1");
     assert_int_equal(rs_layout_check_trainable(&layout, space), RS_OK);
     static const char *const fitting[] = {"dp=2,zero=3", "dp=2,zero=2,zero_cut=dim0",
-        "dp=4,zero=3,shard=2,zero_cut=param", "pp=2,stages=0/1-3", "pp=2,vpp=2"};
+        "dp=4,zero=3,shard=2,zero_cut=param", "pp=2,stages=0/1-3", "pp=2,vpp=2", "tp=2,sp=on",
+        "cp=3", "tp=2,cp=2,dp=2,zero=3"};
     for (size_t i = 0; i < sizeof fitting / sizeof *fitting; i++) {
         layout = parsed(fitting[i]);
         assert_int_equal(rs_layout_check_trainable(&layout, space), RS_OK);
@@ -420,7 +421,6 @@ static void test_trainable(void **state)
         rs_status status;
         const char *words[2];
     } rows[] = {
-        {"tp=2,dp=2,cp=3", RS_ERR_UNSUPPORTED, {"(cp)", "fits is tp=2,dp=6"}},
         {"dp=2,ep=2", RS_ERR_ARGUMENT, {"the model has no experts", "fits is dp=2"}},
         {"tp=2,etp=1", RS_ERR_ARGUMENT, {"ep=1,etp=1: the model has no experts", "fits is tp=2"}},
         {"pp=2,vpp=3", RS_ERR_ARGUMENT, {"stage 4 would have no layer", "fits is pp=2,vpp=2"}},
@@ -428,7 +428,6 @@ static void test_trainable(void **state)
         {"pp=2,stages=0/1-2", RS_ERR_ARGUMENT,
             {"stages have 3 layers, the model has 4", "fits is pp=2,stages=0/1-3"}},
         {"pp=2,stages=0-4/5", RS_ERR_ARGUMENT, {"6 layers", "fits is pp=2,stages=0-3/-"}},
-        {"tp=2,sp=on", RS_ERR_UNSUPPORTED, {"(sp)", "fits is tp=2"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         layout = parsed(rows[i].text);
