@@ -7,7 +7,7 @@
  *
  * 1. After rs_save_begin nothing reads the state any more: training goes on at once.
  * 2. The copy is packed, one cell behind the other, and kept from save to save, so that its pages
- *    are faulted in once.
+ *    are faulted in once, at the latest by the first save, or ahead of it in slices.
  * 3. The file is written front to back in one pass.
  *
  * Cost: one strided copy of what the rank writes; in the background one hash, one content sum and
@@ -32,6 +32,8 @@
 #include "reshard/certificate.h"
 #include "reshard/move.h"
 
+#define PAGE 4096
+
 typedef struct save_item {
     int tensor;
     int role;
@@ -52,6 +54,7 @@ struct rs_save {
     size_t count, capacity;
     char *copy;
     int64_t bytes;
+    int64_t touched; /* bytes whose pages are there */
     char *record;
 };
 
@@ -158,8 +161,23 @@ rs_status rs_save_begin(
     }
     free(s->record);
     s->record = NULL;
+    s->touched = s->bytes;
     *save = s;
     return RS_OK;
+}
+
+rs_status rs_save_reserve(const rs_placement *placement, int holder, rs_save **save)
+{
+    return make(placement, holder, save);
+}
+
+int64_t rs_save_touch(rs_save *save, int64_t most)
+{
+    int64_t end = rs_min64(save->touched + most, save->bytes);
+    for (int64_t at = save->touched; at < end; at += PAGE)
+        *(volatile char *)(save->copy + at) = 0;
+    save->touched = end;
+    return save->bytes - end;
 }
 
 int64_t rs_save_bytes(const rs_save *save)

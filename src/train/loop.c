@@ -356,6 +356,8 @@ static rs_status train_step(rs_job *job, rs_order *order)
     rs_crash_step(step);
     if (job->next.pending)
         mine.ready = rs_switch_touch(job, TOUCH_SHARE * job->step_seconds);
+    else
+        rs_saver_ahead(job, TOUCH_SHARE * job->step_seconds);
     mine.signalled = rs_signals_caught();
     mine.written = rs_saver_written(job->saver);
     RS_TRY(rs_trainer_gradients(job->trainer, step, &mine.loss, &mine.square));

@@ -36,6 +36,7 @@
 
 #define TAG_RECORD 93
 #define REQUESTS 16
+#define TOUCH_BYTES ((int64_t)1 << 20)
 
 /* A thread and how it ended. */
 typedef struct worker {
@@ -51,6 +52,7 @@ struct rs_saver {
     char folder[RS_TRAIN_PATH + 16];
     rs_save_name name;
     rs_save *copy; /* of the placement of the current layout; NULL: none yet */
+    bool ahead;    /* its memory is made, or cannot be */
     bool active;   /* between SAVE and SAVED */
     worker write;
     double pause; /* seconds of the copy */
@@ -324,6 +326,19 @@ void rs_saver_all_written(rs_saver *s, bool all)
 
 /* ---- every rank ---- */
 
+void rs_saver_ahead(rs_job *job, double seconds)
+{
+    rs_saver *s = job->saver;
+    const rs_train_options *o = job->options;
+    double begun = rs_job_seconds();
+    if (s->ahead || (o->save_every == 0 && o->save_minutes == 0))
+        return;
+    if (s->copy == NULL && rs_save_reserve(job->state.placement, job->rank, &s->copy) != RS_OK)
+        s->ahead = true;
+    while (!s->ahead && rs_job_seconds() - begun <= seconds)
+        s->ahead = rs_save_touch(s->copy, TOUCH_BYTES) == 0;
+}
+
 bool rs_saver_written(const rs_saver *s)
 {
     return !s->active || atomic_load(&s->write.done);
@@ -426,6 +441,7 @@ void rs_saver_forget(rs_saver *s)
 {
     rs_save_destroy(s->copy);
     s->copy = NULL;
+    s->ahead = false;
 }
 
 void rs_saver_destroy(rs_saver *s)

@@ -23,6 +23,10 @@ bool rs_saver_request(rs_saver *saver, const char *name);
  * has to come before it, RS_ORDER_SAVE or RS_ORDER_SAVED; else RS_ORDER_NONE. */
 rs_order_kind rs_saver_decide(rs_job *job, int64_t step, rs_order_kind kind);
 
+/* In a job that saves by itself: makes, for up to `seconds`, the memory that the first copy takes.
+ * Local; without the memory, the save itself will say so. */
+void rs_saver_ahead(rs_job *job, double seconds);
+
 /* This rank has written what it has to write, or has nothing to write. */
 bool rs_saver_written(const rs_saver *saver);
 

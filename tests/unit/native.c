@@ -68,8 +68,13 @@ static char *write_part(
     char *record = NULL;
     OK(rs_memory_allocate(placement, holder, &memory));
     assert_true(pattern_fill(placement, holder, &memory, salt));
+    if (holder % 2 == 0) { /* with its memory made ahead, or half of it */
+        OK(rs_save_reserve(placement, holder, &save));
+        assert_true(rs_save_touch(save, 1 << 12) >= 0);
+    }
     OK(rs_save_begin(placement, holder, &memory, &save));
-    rs_memory_free(&memory); /* nothing reads it any more */
+    assert_int_equal(rs_save_touch(save, INT64_MAX / 2), 0); /* what was copied stays */
+    rs_memory_free(&memory);                                 /* nothing reads it any more */
     if (rs_save_write(save, name) == RS_OK)
         OK(rs_save_record(save, &record));
     rs_save_destroy(save);
