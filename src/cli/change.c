@@ -54,8 +54,8 @@ static void replace_worlds(const supervisor *s)
         json_array_append_new(worlds, describe_world(s->active));
     if (s->other != NULL)
         json_array_append_new(worlds, describe_world(s->other));
-    json_t *root =
-        json_pack("{s:s,s:o}", "change", rs_handover_name(s->handover.state), "worlds", worlds);
+    json_t *root = json_pack("{s:s,s:o,s:i,s:i}", "change", rs_handover_name(s->handover.state),
+        "worlds", worlds, "restarts", s->survival.restarts, "lost_slots", s->survival.lost);
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     if (text == NULL || rs_control_replace(s->options->job, "worlds.json", text) != RS_OK)
         fprintf(stderr, "reshard train: worlds.json cannot be written: %s\n", rs_error_message());
@@ -63,15 +63,12 @@ static void replace_worlds(const supervisor *s)
     json_decref(root);
 }
 
-void change_note(supervisor *s, const world *w, const char *stage)
+void change_write(const supervisor *s, json_t *event)
 {
     char path[RS_TRAIN_PATH + 16];
-    replace_worlds(s);
     snprintf(path, sizeof path, "%s/metrics.jsonl", s->options->job);
-    json_t *event = json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:f,s:f}", "event", "world", "world",
-        w->number, "stage", stage, "layout", w->layout, "ranks", w->ranks, "generation",
-        w->generation, "seconds", cli_now() - (s->want.asked > 0 ? s->want.asked : w->begun),
-        "time", wall_seconds());
+    if (event != NULL)
+        json_object_set_new(event, "time", json_real(wall_seconds()));
     char *text = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(event);
     size_t length = text != NULL ? strlen(text) : 0;
@@ -83,6 +80,15 @@ void change_note(supervisor *s, const world *w, const char *stage)
     if (fd >= 0)
         close(fd);
     free(text);
+}
+
+void change_note(supervisor *s, const world *w, const char *stage)
+{
+    replace_worlds(s);
+    change_write(
+        s, json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:f}", "event", "world", "world", w->number, "stage",
+               stage, "layout", w->layout, "ranks", w->ranks, "generation", w->generation,
+               "seconds", cli_now() - (s->want.asked > 0 ? s->want.asked : w->begun)));
 }
 
 static void answer(supervisor *s, const char *state, const char *message, const char *members)
@@ -154,6 +160,8 @@ static rs_status welcome(const world *w, rs_link *link)
         w->ranks, "scheduled", (json_int_t)w->scheduled);
     if (word != NULL && w->from != NULL)
         json_object_set(word, "from", w->from);
+    if (word != NULL && w->attach != NULL)
+        json_object_set(word, "attach", w->attach);
     rs_status status = word != NULL ? rs_link_send(link, word) : rs_error_memory(1);
     json_decref(word);
     return status;

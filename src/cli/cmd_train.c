@@ -27,6 +27,8 @@ typedef struct train_args {
     const char *model, *data, *layout, *job, *dtype, *optimizer, *freeze, *transport, *launcher,
         *arena_dir;
     double heartbeat, world_limit;
+    int64_t restarts, lose_slot;
+    cli_list fallback;
     int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
     double lr, grace;
     cli_list switches, overrides;
@@ -108,6 +110,13 @@ static const cli_option train_options[] = {
         .target = AT(grace)},
     {CLI_REAL, "heartbeat-timeout", "S", "a rank without a sign of life for S seconds is dead",
         "30", .target = AT(heartbeat)},
+    {CLI_INT, "max-restarts", "N",
+        "end the job after N restarts without a hundred good steps between; 0: at the first death",
+        "10", .target = AT(restarts)},
+    {CLI_LIST, "fallback", "LAYOUT", "go on with this where ranks were lost for good; best first",
+        .target = AT(fallback)},
+    {CLI_INT, "lose-slot", "RANK", "for tests: where this rank dies its place is lost", "-1",
+        .target = AT(lose_slot), .minimum = -1, .hidden = true},
     {CLI_REAL, "world-timeout", "S", "a new world that does not train after S seconds is given up",
         "120", .target = AT(world_limit)},
     {CLI_FLAG, "json", NULL, "print one JSON object a line", .target = AT(json)},
@@ -213,7 +222,10 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
             .launcher = args->launcher,
             .grace = args->grace,
             .heartbeat = args->heartbeat,
-            .world_limit = args->world_limit};
+            .world_limit = args->world_limit,
+            .restarts = (int)args->restarts,
+            .fallback = &args->fallback,
+            .lose_slot = (int)args->lose_slot};
         l.console = console_choose(args->json, &l.width);
         code = launch_run(&l);
     } else {
@@ -348,6 +360,8 @@ static int work(const cli_command *command, const worker_args *args, rs_train_op
     const rs_member_world *world = rs_member_world_of(member);
     o->member = member;
     o->ranks = world->ranks;
+    o->attach = world->attach;
+    memcpy(o->attach_layout, world->attach_layout, sizeof o->attach_layout);
     memcpy(o->layout, world->layout, sizeof o->layout);
     rs_train_outcome outcome;
     int code = train_as_rank(o, args->console, (int)args->width, &outcome);

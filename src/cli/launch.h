@@ -18,9 +18,12 @@ typedef struct launch {
     const char *launcher;            /* "auto", "mpirun" or "srun" */
     const char *console;             /* how rank 0 shall print, see console.h */
     int width;
-    double grace;       /* seconds from a stop signal to the end by force */
-    double heartbeat;   /* seconds without a sign of life after which a rank counts as dead */
-    double world_limit; /* seconds that a new world may take until it trains */
+    double grace;             /* seconds from a stop signal to the end by force */
+    double heartbeat;         /* seconds without a sign of life after which a rank counts as dead */
+    int restarts;             /* after so many without a hundred good steps between, the job ends */
+    const cli_list *fallback; /* layouts to go on with where slots were lost, best first */
+    int lose_slot;            /* for tests: the slot of this rank is lost when it dies; -1 */
+    double world_limit;       /* seconds that a new world may take until it trains */
 } launch;
 
 /* Holds back the signals that launch_run waits for. Before any other thread is made: one that does

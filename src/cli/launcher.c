@@ -68,6 +68,10 @@ static rs_status prepare_mpirun(launcher *l, const rs_train_options *options)
             add(l, "orte_tmpdir_base");
             add(l, l->folder);
         }
+        /* The ranks of a job that has lost one cannot do anything any more. */
+        add(l, "--mca");
+        add(l, "odls_base_sigkill_timeout");
+        add(l, "0");
         add(l, "-x");
         add(l, "OMP_NUM_THREADS");
         add(l, "-x");

@@ -264,6 +264,7 @@ static void serve(supervisor *s, const struct pollfd *fds, const source *sources
 static void tend(supervisor *s)
 {
     change_tend(s);
+    revive_tend(s);
     check_beats(s);
     if (s->stop_limit > 0 && cli_now() > s->stop_limit)
         use_force(s);
@@ -279,7 +280,9 @@ static void tend(supervisor *s)
 /* True when the active world has ended and nothing goes on without it. */
 static bool is_over(supervisor *s)
 {
-    if (s->active == NULL || !world_is_gone(s->active))
+    if (s->active == NULL)
+        return !s->survival.pending || s->stopping;
+    if (!world_is_gone(s->active))
         return false;
     rs_handover_state state = s->handover.state;
     if (state == RS_HANDOVER_PULLING || state == RS_HANDOVER_COMMITTING)
@@ -287,7 +290,7 @@ static bool is_over(supervisor *s)
     if (state == RS_HANDOVER_HOLDING || state == RS_HANDOVER_BUILDING ||
         state == RS_HANDOVER_QUIESCING)
         change_event(s, RS_HANDOVER_OLD_GONE);
-    return s->other == NULL;
+    return s->other == NULL && !revive(s);
 }
 
 static void supervise(supervisor *s)
@@ -356,27 +359,6 @@ static int64_t last_step(const supervisor *s)
     return step;
 }
 
-static void describe_death(const supervisor *s, const noise_death *death)
-{
-    char who[160], how[96];
-    if (death->rank >= 0 && death->pid > 0)
-        snprintf(
-            who, sizeof who, "rank %d (process %ld on %s)", death->rank, death->pid, death->host);
-    else if (death->rank >= 0)
-        snprintf(who, sizeof who, "rank %d", death->rank);
-    else
-        snprintf(who, sizeof who, "a rank");
-    if (death->signal > 0)
-        snprintf(how, sizeof how, "was killed by signal %d (%s)", death->signal,
-            strsignal(death->signal));
-    else if (death->lost > 0)
-        snprintf(how, sizeof how, "died");
-    else
-        snprintf(how, sizeof how, "ended with exit code %d", death->exit_code);
-    cli_error(s->launch->command, CLI_FAILURE, "%s %s after step %" PRId64 "; the job has ended",
-        who, how, last_step(s));
-}
-
 static noise_death find_death(const world *w)
 {
     noise_death death = w->streams[1].death;
@@ -389,10 +371,63 @@ static noise_death find_death(const world *w)
     return death;
 }
 
+static void name_rank(const noise_death *death, char *who, size_t size)
+{
+    if (death->rank >= 0 && death->pid > 0)
+        snprintf(who, size, "rank %d (process %ld on %s)", death->rank, death->pid, death->host);
+    else if (death->rank >= 0)
+        snprintf(who, size, "rank %d", death->rank);
+    else
+        snprintf(who, size, "a rank");
+}
+
+bool supervisor_death(const supervisor *s, char *text, size_t size, noise_death *death, bool *own)
+{
+    const world *w = s->active;
+    char who[160];
+    *death = find_death(w);
+    *own = false;
+    if (s->stopped_rank[0] != '\0') {
+        snprintf(text, size, "%s", s->stopped_rank);
+        return true;
+    }
+    bool reported = w->streams[0].rank_reported || w->streams[1].rank_reported;
+    if (death->signal > 0 || death->lost > 0 || (death->exit_code > 0 && !reported)) {
+        complete(s, w, death);
+        name_rank(death, who, sizeof who);
+        if (death->signal > 0)
+            snprintf(text, size, "%s was killed by signal %d (%s)", who, death->signal,
+                strsignal(death->signal));
+        else if (death->lost > 0)
+            snprintf(text, size, "%s died", who);
+        else
+            snprintf(text, size, "%s ended with exit code %d", who, death->exit_code);
+        int n = death->signal;
+        *own = n == SIGSEGV || n == SIGBUS || n == SIGFPE || n == SIGABRT ||
+               (n == 0 && death->exit_code > 0);
+        return true;
+    }
+    if (!reported && WIFSIGNALED(w->status)) {
+        snprintf(text, size, "the launcher (process %ld) was killed by signal %d (%s)",
+            (long)w->process, WTERMSIG(w->status), strsignal(WTERMSIG(w->status)));
+        return true;
+    }
+    return false;
+}
+
 static int conclude(const supervisor *s)
 {
     const cli_command *command = s->launch->command;
     const world *w = s->active;
+    char text[400];
+    noise_death death;
+    bool own;
+    if (w == NULL || s->verdict[0] != '\0') {
+        if (s->stop_signal != 0)
+            return s->stop_signal == SIGTERM || s->stop_signal == SIGUSR1 ? CLI_REQUEUE
+                                                                          : 128 + s->stop_signal;
+        return cli_error(command, CLI_FAILURE, "%s", s->verdict);
+    }
     bool good = WIFEXITED(w->status) && WEXITSTATUS(w->status) == 0;
     if (good && (s->stop_signal == SIGTERM || s->stop_signal == SIGUSR1))
         return CLI_REQUEUE;
@@ -400,19 +435,10 @@ static int conclude(const supervisor *s)
         return 128 + s->stop_signal;
     if (good)
         return 0;
-    noise_death death = find_death(w);
     bool reported = w->streams[0].rank_reported || w->streams[1].rank_reported;
-    if (s->stopped_rank[0] != '\0') {
-        cli_error(command, CLI_FAILURE, "%s after step %" PRId64 "; the job has ended",
-            s->stopped_rank, last_step(s));
-    } else if (death.signal > 0 || death.lost > 0 || (death.exit_code > 0 && !reported)) {
-        complete(s, w, &death);
-        describe_death(s, &death);
-    } else if (!reported && WIFSIGNALED(w->status)) {
-        cli_error(command, CLI_FAILURE,
-            "the launcher (process %ld) was killed by signal %d (%s) after step %" PRId64
-            "; the job has ended",
-            (long)w->process, WTERMSIG(w->status), strsignal(WTERMSIG(w->status)), last_step(s));
+    if (supervisor_death(s, text, sizeof text, &death, &own)) {
+        cli_error(command, CLI_FAILURE, "%s after step %" PRId64 "; the job has ended", text,
+            last_step(s));
     } else if (!reported) {
         for (int i = 0; i < 2; i++) {
             if (w->streams[i].held.length > 0)
@@ -441,7 +467,11 @@ static rs_status begin(supervisor *s)
     snprintf(name, sizeof name, "reshard-%s", s->options->id);
     RS_TRY(rs_listener_open(name, NULL, secret, &s->listener));
     RS_TRY(rs_control_open(s->options->job, &s->control));
-    return supervisor_start(s, s->options->layout, s->options->ranks, NULL, 0, &s->active);
+    RS_TRY(supervisor_start(s, s->options->layout, s->options->ranks, NULL, 0, &s->active));
+    if (s->options->attach >= 0)
+        s->active->attach = json_pack(
+            "{s:i,s:s}", "generation", s->options->attach, "layout", s->options->attach_layout);
+    return RS_OK;
 }
 
 static void end(supervisor *s)
@@ -481,7 +511,7 @@ int launch_run(const launch *l)
         code = cli_fail(l->command, status, NULL);
     }
     /* A job that ends by itself, well or not, takes its record along. */
-    bool kept = s.stop_signal == 0 && launch_keeps_state(l->options);
+    bool kept = (s.stop_signal == 0 || s.survival.pending) && launch_keeps_state(l->options);
     status = launch_sweep(l->options, !kept);
     if (status != RS_OK)
         code = cli_fail(l->command, status, "cleaning up");

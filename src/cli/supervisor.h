@@ -1,5 +1,5 @@
 /* The supervisor of a job, as its parts see it: supervisor.c (processes, signals, the end) and
- * change.c (worlds that come and go). */
+ * change.c (worlds that come and go) and revive.c (worlds that die). */
 #ifndef RS_CLI_SUPERVISOR_H
 #define RS_CLI_SUPERVISOR_H
 
@@ -20,6 +20,24 @@ typedef struct wanted {
     char request[RS_CONTROL_NAME]; /* whom to answer; "": nobody */
     double asked;
 } wanted;
+
+/* What the job has survived, and what it would not. */
+typedef struct survival {
+    int restarts;       /* since it last had a hundred good steps */
+    int64_t step;       /* from which it last went on */
+    int64_t fault_step; /* in which a rank died by its own fault, last time; 0: none did */
+    int slot;           /* rank that died so, how often, and since which step */
+    int slot_deaths;
+    int64_t slot_step;
+    int lost;     /* slots that are not used any more */
+    bool pending; /* a world is to be started */
+    double when;  /* not before */
+    double died;  /* when the world before had ended */
+    char layout[RS_LAYOUT_TEXT];
+    int generation; /* of the arenas that it goes on from, and the layout that they have */
+    char former[RS_LAYOUT_TEXT];
+    int64_t scheduled;
+} survival;
 
 typedef struct supervisor {
     const launch *launch;
@@ -44,6 +62,8 @@ typedef struct supervisor {
     bool stopping;
     double stop_limit;
     char stopped_rank[160]; /* the process that showed no sign of life; "" */
+    survival survival;
+    char verdict[1400]; /* why the job has ended, where nothing else says it; "" */
 } supervisor;
 
 /* ---- change.c ---- */
@@ -63,7 +83,22 @@ void change_cancel(supervisor *s, const char *why);
 /* JOB/worlds.json and a line of metrics.jsonl. */
 void change_note(supervisor *s, const world *w, const char *stage);
 
+/* Appends an event to metrics.jsonl; `event` is consumed. */
+void change_write(const supervisor *s, json_t *event);
+
+/* ---- revive.c ---- */
+
+/* The active world has ended, and no other is there. True: the job goes on from its arenas. */
+bool revive(supervisor *s);
+
+/* Starts the world that is to go on, when it is time. */
+void revive_tend(supervisor *s);
+
 /* ---- supervisor.c ---- */
+
+/* How the first rank ended that ended wrongly: "rank 1 (process 12 on host) was killed by signal 9
+ * (Killed)"; false if nothing is known. `own` (may be NULL): it was its own fault. */
+bool supervisor_death(const supervisor *s, char *text, size_t size, noise_death *death, bool *own);
 
 /* Makes a world of `ranks` ranks and starts it. */
 rs_status supervisor_start(supervisor *s, const char *layout, int ranks, json_t *from,

@@ -117,6 +117,20 @@ void world_fini(world *w)
     for (int h = 0; h < w->host_count; h++)
         rs_link_close(w->hosts[h].link);
     json_decref(w->from);
+    json_decref(w->attach);
+}
+
+static void keep_tail(world *w, const char *bytes, size_t count)
+{
+    size_t room = sizeof w->tail - 1, have = strlen(w->tail);
+    if (count > room) {
+        bytes += count - room;
+        count = room;
+    }
+    size_t kept = have + count > room ? room - count : have;
+    memmove(w->tail, w->tail + have - kept, kept);
+    memcpy(w->tail + kept, bytes, count);
+    w->tail[kept + count] = '\0';
 }
 
 void world_read(world *w, int stream)
@@ -124,6 +138,8 @@ void world_read(world *w, int stream)
     char bytes[16384];
     ssize_t n = read(w->pipes[stream], bytes, sizeof bytes);
     if (n > 0) {
+        if (stream == 1)
+            keep_tail(w, bytes, (size_t)n);
         noise_feed(&w->streams[stream], bytes, (size_t)n);
         return;
     }

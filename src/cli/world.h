@@ -23,6 +23,7 @@ typedef enum world_stage {
 } world_stage;
 
 #define WORLD_HOSTS 64
+#define TAIL_BYTES 1024
 
 typedef struct world_host {
     rs_link *link;
@@ -38,7 +39,8 @@ typedef struct world {
     int generation; /* of its arenas: the first; of an active one the present */
     char layout[RS_LAYOUT_TEXT];
     world_stage stage;
-    json_t *from; /* what it takes over from, as its ranks are told; NULL: nothing */
+    json_t *attach; /* arenas that it goes on from, as its ranks are told; NULL: none */
+    json_t *from;   /* what it takes over from, as its ranks are told; NULL: nothing */
     int64_t scheduled;
     launcher how;
     pid_t process; /* of the launcher */
@@ -51,7 +53,7 @@ typedef struct world {
     double begun;
     world_host hosts[WORLD_HOSTS];
     int host_count;
-    char failure[1000]; /* what its rank 0 said; "" */
+    char tail[TAIL_BYTES]; /* the last that its ranks wrote to standard error */
 } world;
 
 /* Starts the launcher of a world whose number, ranks, layout and origin are set. */

@@ -122,7 +122,13 @@ static rs_status parse_world(const json_t *word, rs_member_world *out)
     out->generation = (int)json_integer_value(json_object_get(word, "generation"));
     out->ranks = (int)json_integer_value(json_object_get(word, "ranks"));
     out->scheduled = json_integer_value(json_object_get(word, "scheduled"));
-    const json_t *from = json_object_get(word, "from");
+    const json_t *from = json_object_get(word, "from"), *attach = json_object_get(word, "attach");
+    const char *former = json_string_value(json_object_get(attach, "layout"));
+    out->attach = -1;
+    if (former != NULL && strlen(former) < sizeof out->attach_layout) {
+        memcpy(out->attach_layout, former, strlen(former) + 1);
+        out->attach = (int)json_integer_value(json_object_get(attach, "generation"));
+    }
     return from != NULL ? parse_origin(from, out->ranks, &out->from) : RS_OK;
 }
 

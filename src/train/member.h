@@ -23,8 +23,7 @@ typedef struct rs_origin {
     int ranks;
     int generation;
     char layout[RS_LAYOUT_TEXT];
-    int *kept;           /* old rank that each rank of this world continues, -1: none */
-    int64_t generations; /* of in-place switches of the old world, all over */
+    int *kept; /* old rank that each rank of this world continues, -1: none */
 } rs_origin;
 
 /* What the supervisor says of a world when it joins. */
@@ -35,6 +34,8 @@ typedef struct rs_member_world {
     int ranks;
     int64_t scheduled; /* entries of options.switches that are done */
     rs_origin from;
+    int attach; /* generation of the arenas that it goes on from; -1: none */
+    char attach_layout[RS_LAYOUT_TEXT]; /* the layout that they have */
 } rs_member_world;
 
 /* In-place switches of a world count its generations up from world number times this. */

@@ -167,7 +167,8 @@ static rs_status keep_lines(FILE *file, int64_t step, rs_text *text)
     while ((n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n') {
         json_t *root = json_loads(line, 0, NULL);
         const json_t *number = json_object_get(root, "step");
-        if (json_is_integer(number) && json_integer_value(number) <= step)
+        bool later = json_is_integer(number) && json_integer_value(number) > step;
+        if (root != NULL && !later)
             rs_text_append(text, "%s", line);
         json_decref(root);
     }

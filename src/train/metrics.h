@@ -29,8 +29,8 @@ rs_status rs_metrics_step(rs_metrics *metrics, const rs_train_step *step) RS_MUS
 /* Appends an event's line, a JSON object. */
 rs_status rs_metrics_line(rs_metrics *metrics, const char *json) RS_MUST_CHECK;
 
-/* For a job that goes on after `step`: takes out the lines of later steps and events, and a last
- * line that was cut off. */
+/* For a job that goes on after `step`: takes out the lines of later steps and their events, and a
+ * last line that was cut off. */
 rs_status rs_metrics_cut(rs_metrics *metrics, int64_t step) RS_MUST_CHECK;
 
 /* The last step that has a line, 0 if none has. */

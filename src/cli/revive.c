@@ -1,0 +1,213 @@
+/*
+ * A job that outlives its world.
+ *
+ * When the active world dies (a rank killed or stopped, out of memory, its launcher gone) its state
+ * stands in the arenas of this host. The supervisor, the job's owner, ends what still writes to
+ * them, takes all of them to one step (train/recover.h), and starts the next world from there: in
+ * the same layout, for a dead process is not a dead device; where a slot is lost, in the first
+ * --fallback that fits what is left, or else the nearest layout: tp is kept, then pp, and dp
+ * shrinks. What is left over is spare.
+ *
+ * What is not survived: a step that began and died twice by a rank's own fault (a crash of its own,
+ * not a kill), which would die again; more than --max-restarts deaths without a hundred good steps
+ * between; state that cannot be taken to one step. The job then ends and its state is kept.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "base/error.h"
+#include "cli/subject.h"
+#include "cli/supervisor.h"
+#include "elastic/scale.h"
+#include "train/recover.h"
+
+#define FENCE_SECONDS 10
+#define GOOD_STEPS 100 /* after which former deaths do not count any more */
+#define SLOT_DEATHS 3  /* of one slot by its own fault, within SLOT_STEPS: it is lost */
+#define SLOT_STEPS 10
+#define BACK_OFF 0.5 /* seconds before the second restart in a row; doubled for each more */
+#define MOST_BACK_OFF 30
+
+/* How the active world ended. */
+typedef struct death {
+    char text[400];
+    noise_death first;
+    bool own; /* fault of the rank */
+} death;
+
+/* Counts a death by a slot's own fault; true if the slot is lost by it. */
+static bool count_slot(supervisor *s, const death *d, int64_t step)
+{
+    survival *v = &s->survival;
+    if (s->launch->lose_slot >= 0 && d->first.rank == s->launch->lose_slot)
+        return true;
+    if (!d->own || d->first.rank < 0)
+        return false;
+    if (d->first.rank != v->slot || step > v->slot_step + SLOT_STEPS || v->slot_deaths == 0) {
+        v->slot = d->first.rank;
+        v->slot_deaths = 0;
+        v->slot_step = step;
+    }
+    return ++v->slot_deaths >= SLOT_DEATHS;
+}
+
+/* True if the job cannot go on after this death in step `step` + 1; the verdict says why. */
+static bool is_enough(supervisor *s, const death *d, int64_t step)
+{
+    survival *v = &s->survival;
+    if (step >= v->step + GOOD_STEPS)
+        v->restarts = 0;
+    bool began = s->active->stage != WORLD_BOOTS && s->active->stage != WORLD_BUILDS;
+    bool twice = d->own && began && v->fault_step == step + 1;
+    v->fault_step = d->own && began ? step + 1 : 0;
+    if (twice) {
+        int64_t batch = s->options->global_batch;
+        snprintf(s->verdict, sizeof s->verdict,
+            "step %" PRId64 " (samples %" PRId64 " to %" PRId64
+            ") died twice by a rank's own fault: %s; the job has ended, the state of step %" PRId64
+            " is whole. The ranks' last words:\n%s",
+            step + 1, step * batch, (step + 1) * batch - 1, d->text, step, s->active->tail);
+        return true;
+    }
+    if (v->restarts >= s->launch->restarts) {
+        snprintf(s->verdict, sizeof s->verdict, "%s after step %" PRId64 "; the job has ended%s",
+            d->text, step,
+            s->launch->restarts > 0 ? ": it has been restarted as often as it may (--max-restarts)"
+                                    : "");
+        return true;
+    }
+    v->restarts++;
+    return false;
+}
+
+static rs_status load_space(const supervisor *s, rs_space **space)
+{
+    rs_model model;
+    RS_TRY(rs_model_load(s->options->model, &model));
+    return rs_train_space(s->options, &model, space);
+}
+
+/* The layout for what is left after a slot was lost. */
+static rs_status choose_layout(supervisor *s, const char *former, char *out)
+{
+    rs_layout layout, next;
+    rs_space *space = NULL;
+    int left = s->active->ranks - 1;
+    s->survival.lost++;
+    RS_TRY(rs_layout_parse(former, &layout));
+    RS_TRY(load_space(s, &space));
+    rs_status status = RS_ERR_NOT_FOUND;
+    const cli_list *fallback = s->launch->fallback;
+    for (int i = 0; i < fallback->count && status != RS_OK; i++)
+        if (rs_layout_parse(fallback->items[i], &next) == RS_OK && rs_layout_world(&next) <= left)
+            status = rs_layout_check_trainable(&next, space);
+    bool named = status == RS_OK;
+    if (!named)
+        status = rs_scale_within(&layout, space, left, &next);
+    rs_space_destroy(space);
+    RS_TRY(status);
+    rs_layout_format(&next, out);
+    fprintf(stderr,
+        "reshard train: a rank's place is lost, %d are left: going on in %s, %s; %d spare\n", left,
+        out, named ? "as --fallback says" : "which keeps tp, then pp, and shrinks dp",
+        left - rs_layout_world(&next));
+    return RS_OK;
+}
+
+static void note_restart(supervisor *s, const rs_recovery *found, const death *d)
+{
+    change_write(s, json_pack("{s:s,s:I,s:s,s:s,s:s,s:i}", "event", "restart", "step",
+                        (json_int_t)found->step, "from", found->layout, "to", s->survival.layout,
+                        "why", d->text, "restarts", s->survival.restarts));
+}
+
+static void drop_active(supervisor *s)
+{
+    world *w = s->active;
+    s->active = NULL;
+    w->stage = WORLD_LEAVES;
+    change_note(s, w, "died");
+    world_fini(w);
+    free(w);
+    s->stopped_rank[0] = '\0';
+}
+
+/* When the next world may start. */
+static double back_off(const survival *v)
+{
+    double seconds = v->restarts > 1 ? BACK_OFF : 0;
+    for (int i = 2; i < v->restarts && seconds < MOST_BACK_OFF; i++)
+        seconds *= 2;
+    return cli_now() + (seconds < MOST_BACK_OFF ? seconds : MOST_BACK_OFF);
+}
+
+static bool can_go_on(const supervisor *s)
+{
+    const world *w = s->active;
+    bool good = WIFEXITED(w->status) && WEXITSTATUS(w->status) == 0;
+    return !good && !s->stopping && s->stop_signal == 0 && launch_keeps_state(s->options);
+}
+
+bool revive(supervisor *s)
+{
+    survival *v = &s->survival;
+    death d = {.text = "the world ended"};
+    rs_recovery found;
+    if (!can_go_on(s))
+        return false;
+    v->died = cli_now();
+    supervisor_death(s, d.text, sizeof d.text, &d.first, &d.own);
+    rs_status status = rs_train_recover(s->options->job, FENCE_SECONDS, &found);
+    if (status != RS_OK) {
+        snprintf(s->verdict, sizeof s->verdict, "%s; its state cannot be gone on from: %s", d.text,
+            rs_error_message());
+        return false;
+    }
+    if (is_enough(s, &d, found.step))
+        return false;
+    v->generation = found.generation;
+    v->step = found.step;
+    snprintf(v->former, sizeof v->former, "%s", found.layout);
+    snprintf(v->layout, sizeof v->layout, "%s", found.layout);
+    if (count_slot(s, &d, found.step)) {
+        v->slot_deaths = 0;
+        status = choose_layout(s, found.layout, v->layout);
+        if (status != RS_OK) {
+            snprintf(s->verdict, sizeof s->verdict, "%s; nothing fits what is left: %s", d.text,
+                rs_error_message());
+            return false;
+        }
+    }
+    v->scheduled = s->active->scheduled;
+    v->when = back_off(v);
+    fprintf(stderr, "reshard train: %s after step %" PRId64 "; going on from there (restart %d)\n",
+        d.text, found.step, v->restarts);
+    note_restart(s, &found, &d);
+    drop_active(s);
+    v->pending = true;
+    return true;
+}
+
+void revive_tend(supervisor *s)
+{
+    survival *v = &s->survival;
+    rs_layout layout;
+    if (!v->pending || s->stopping || cli_now() < v->when)
+        return;
+    v->pending = false;
+    int last = v->generation / RS_WORLD_GENERATIONS + 1; /* the world whose arenas they are */
+    s->numbers = s->numbers > last ? s->numbers : last;
+    rs_status status = rs_layout_parse(v->layout, &layout);
+    if (status == RS_OK)
+        status = supervisor_start(
+            s, v->layout, rs_layout_world(&layout), NULL, v->scheduled, &s->active);
+    if (status != RS_OK) {
+        snprintf(s->verdict, sizeof s->verdict, "no world to go on with: %s", rs_error_message());
+        return;
+    }
+    s->active->attach = json_pack("{s:i,s:s}", "generation", v->generation, "layout", v->former);
+    change_note(s, s->active, "started");
+}

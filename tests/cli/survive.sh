@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# A job outlives its ranks: whatever is killed or stopped, it goes on from exactly the step where it was, with
+# the losses of a job that nothing happened to, every step once, and nothing is left.
+set -u
+. "$(dirname "$0")/lib.sh"
+for name in kill plain lost fault often; do
+    declare "$name=cli$name$$"
+done
+
+seq 1 6000 >data
+train=(train --model llama-tiny --data data --seq 32 --save-on-exit off --steps 100000)
+small=(--global-batch 4 --micro-batch 2)
+status_of() { # NAME EXPRESSION: of the status as `j`
+    "$reshard" status "$1" --json | python3 -c "
+import json, sys
+j = json.load(sys.stdin)
+print($2)"
+}
+is_at() { # NAME STEP
+    [ "$(status_of "$1" 'j["step"]')" -ge "$2" ]
+}
+begin() {
+    local name=$1
+    shift
+    "$reshard" "${train[@]}" --job "$name" "$@" >"$name.log" 2>&1 &
+    job=$!
+    until_true 60 is_at "$name" 3
+    verdict "$name begins" $? "$(tail -5 "$name.log")"
+}
+stop() {
+    expect 0 'the job has stopped' stop "$1"
+    wait $job
+    verdict "$1 ends with 0" $? "$(tail -5 "$1.log")"
+    gone "$1"
+}
+gone() {
+    check_clean "$1"
+    until_true 10 bash -c "! pgrep -f -- '--job $1( |\$)'"
+    verdict "no process of $1 is left" $? "$(pgrep -af -- "--job $1( |\$)")"
+}
+rank_process() { # NAME RANK: of the newest world
+    local world
+    world=$(status_of "$1" 'j["worlds"][0]["world"]')
+    cut -d' ' -f1 "$1/ranks/$world-$2"
+}
+launcher_process() {
+    status_of "$1" 'j["worlds"][0]["launcher"]'
+}
+goes_on() { # NAME WHAT WORLD
+    local step
+    step=$(status_of "$1" 'j["step"]')
+    until_true 30 bash -c "[ \"\$('$reshard' status $1 --json | python3 -c '
+import json, sys
+j = json.load(sys.stdin)
+print(j[\"step\"] > $step + 2 and j[\"worlds\"][0][\"world\"] == $3)')\" = True ]"
+    verdict "$2: the job goes on" $? "$(tail -5 "$1.log"; cat "$1/worlds.json")"
+}
+
+begin "$kill" "${small[@]}" --layout tp=2 --heartbeat-timeout 2
+kill -9 "$(rank_process "$kill" 1)"
+goes_on "$kill" 'rank 1 killed' 2
+kill -9 "$(rank_process "$kill" 0)"
+goes_on "$kill" 'rank 0 killed' 3
+kill -9 "$(launcher_process "$kill")"
+goes_on "$kill" 'mpirun killed' 4
+kill -STOP "$(rank_process "$kill" 1)"
+sleep 2
+goes_on "$kill" 'rank 1 stopped' 5
+expect 0 '^switched .* tp=2 -> tp=2,dp=2' scale "$kill" 4
+kill -9 "$(rank_process "$kill" 3)"
+goes_on "$kill" 'rank 3 of a world that took over killed' 7
+expect 0 '^switched .* -> pp=2,dp=2' switch "$kill" pp=2,dp=2
+kill -SEGV "$(rank_process "$kill" 2)"
+goes_on "$kill" 'after a switch in place' 8
+expect 0 '^switched .* -> dp=3' scale "$kill" 3
+expect 0 'restart step [0-9]+ from tp=2 to tp=2 why rank 1' events "$kill"
+stop "$kill"
+[ "$(grep -c '; going on from there' "$kill.log")" -eq 6 ]
+verdict "six deaths, six lines" $? "$(grep '^reshard' "$kill.log")"
+check "every step once, and soon again" python3 -c "
+import json
+lines = [json.loads(l) for l in open('$kill/metrics.jsonl')]
+steps = [l['step'] for l in lines if 'loss' in l]
+assert steps == list(range(1, len(steps) + 1)), steps
+deaths = [l for l in lines if l.get('event') == 'restart']
+assert len(deaths) == 6, deaths
+times = {l['step']: l['time'] for l in lines if 'loss' in l}
+for d in deaths:
+    print(d['step'], d['why'], times[d['step'] + 1] - times[d['step']])
+"
+
+# The same losses as without any of it; the same bits up to the first change of layout.
+last=$(python3 -c "
+import json
+print(min(50, max(l['step'] for l in map(json.loads, open('$kill/metrics.jsonl')) if 'loss' in l)))")
+begin "$plain" "${small[@]}" --layout tp=2
+until_true 60 is_at "$plain" "$last"
+stop "$plain"
+check "the same losses" python3 -c "
+import json
+def read(path):
+    lines = [json.loads(l) for l in open(path)]
+    return lines, {l['step']: l['loss'] for l in lines if 'loss' in l}
+lines, a = read('$kill/metrics.jsonl')
+_, b = read('$plain/metrics.jsonl')
+first = min(l['step'] for l in lines if l.get('event') == 'switch')
+for s in range(1, $last + 1):
+    assert a[s] == b[s] if s <= first else abs(a[s] - b[s]) <= 1e-5 * b[s], (s, first, a[s], b[s])
+"
+
+# A place that is lost: the nearest layout, then what --fallback says.
+begin "$lost" "${small[@]}" --layout tp=2,dp=2 --lose-slot 3
+kill -9 "$(rank_process "$lost" 3)"
+goes_on "$lost" 'a place lost' 2
+[ "$(status_of "$lost" '(j["layout"], j["ranks"])')" = "('tp=2', 2)" ]
+verdict "it keeps tp" $? "$(tail -5 "$lost.log")"
+grep -q 'a rank.s place is lost, 3 are left: going on in tp=2, which keeps tp, then pp, and shrinks dp; 1 spare' \
+    "$lost.log"
+verdict "it says what it chose and why" $? "$(grep '^reshard' "$lost.log")"
+stop "$lost"
+lost=${lost}b
+begin "$lost" "${small[@]}" --layout tp=2,dp=2 --lose-slot 0 --fallback dp=4 --fallback dp=3 --fallback tp=2
+kill -9 "$(rank_process "$lost" 0)"
+goes_on "$lost" 'a place lost' 2
+[ "$(status_of "$lost" '(j["layout"], j["ranks"])')" = "('dp=3', 3)" ]
+verdict "the first fallback that fits" $? "$(tail -5 "$lost.log")"
+stop "$lost"
+
+# A step that dies twice by its own fault ends the job; its state stays.
+begin "$fault" --global-batch 96 --micro-batch 2 --layout tp=2
+kill -SEGV "$(rank_process "$fault" 0)"
+until_true 20 bash -c "[ -e $fault/ranks/2-0 ]"
+sleep 0.7
+kill -SEGV "$(rank_process "$fault" 0)"
+code=0
+wait $job || code=$?
+[ $code -eq 1 ] && grep -qE '^reshard train: step [0-9]+ \(samples [0-9]+ to [0-9]+\) died twice by a rank.s own fault' \
+    "$fault.log"
+verdict "a step that dies twice ends the job (exit code $code)" $? "$(tail -5 "$fault.log")"
+expect 0 'nothing of .* is left in memory' clean "$fault"
+gone "$fault"
+
+# As often as it may.
+begin "$often" "${small[@]}" --layout dp=1 --max-restarts 1
+kill -9 "$(rank_process "$often" 0)"
+goes_on "$often" 'once' 2
+kill -9 "$(rank_process "$often" 0)"
+code=0
+wait $job || code=$?
+[ $code -eq 1 ] && grep -q 'restarted as often as it may' "$often.log"
+verdict "as often as it may (exit code $code)" $? "$(tail -5 "$often.log")"
+expect 0 'nothing of .* is left in memory' clean "$often"
+gone "$often"
+finish
