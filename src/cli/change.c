@@ -230,6 +230,7 @@ static void drop_other(supervisor *s)
     s->other = NULL;
     w->stage = WORLD_LEAVES;
     change_note(s, w, "gone");
+    launch_forget(s->options, w->number, w->ranks);
     world_fini(w);
     free(w);
 }

@@ -61,17 +61,36 @@ static void remove_tree(const char *path)
     nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
+/* Of one world, below the job's. */
+static char *world_folder(const rs_train_options *options, int world, char *path, size_t size)
+{
+    snprintf(path, size, "/dev/shm/reshard-mpi-%s/%d", options->id, world);
+    return path;
+}
+
 char *launch_board(const rs_train_options *options, int world, char *path, size_t size)
 {
-    snprintf(path, size, "/dev/shm/reshard-mpi-%s/world-%d", options->id, world);
+    snprintf(path, size, "/dev/shm/reshard-mpi-%s/%d/board", options->id, world);
     return path;
+}
+
+void launch_forget(const rs_train_options *options, int world, int ranks)
+{
+    char folder[RS_TRAIN_PATH + 16], path[RS_TRAIN_PATH + 64];
+    remove_tree(world_folder(options, world, folder, sizeof folder));
+    launch_ranks_folder(options, folder, sizeof folder);
+    for (int rank = 0; rank < ranks; rank++) {
+        snprintf(path, sizeof path, "%s/%d-%d", folder, world, rank);
+        unlink(path);
+    }
 }
 
 void launch_join(const rs_train_options *options, int world)
 {
     char folder[RS_TRAIN_PATH + 16], path[RS_TRAIN_PATH + 64], host[64] = "";
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    mpi_folder(options, folder, sizeof folder);
+    mkdir(mpi_folder(options, folder, sizeof folder), 0700);
+    world_folder(options, world, folder, sizeof folder);
     if (mkdir(folder, 0700) == 0 || errno == EEXIST) {
         setenv("OMPI_MCA_btl_vader_backing_directory", folder, 1);
         setenv("UCX_POSIX_DIR", folder, 1);

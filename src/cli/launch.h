@@ -41,6 +41,9 @@ void launch_join(const rs_train_options *options, int world);
 /* The file in which the ranks of a world on this host show that they live; returns `path`. */
 char *launch_board(const rs_train_options *options, int world, char *path, size_t size);
 
+/* Removes what the ranks of a world that is gone have left beside the arenas. */
+void launch_forget(const rs_train_options *options, int world, int ranks);
+
 /* JOB/ranks, where every rank notes its process and host as WORLD-RANK; returns `path`. */
 char *launch_ranks_folder(const rs_train_options *options, char *path, size_t size);
 

@@ -6,7 +6,7 @@ set -u
 
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 4 --micro-batch 2 --layout tp=2
-    --steps 100000)
+    --steps 100000 --max-restarts 0)
 has_begun() {
     "$reshard" status "$1" --json | grep -q '"step": [1-9]'
 }

@@ -63,6 +63,9 @@ check "no more descriptors than after the first round" test "$(descriptors)" -eq
     test "$(memory)" -le $((first_memory + first_memory / 100 + 200))
 [ "$(find /dev/shm -maxdepth 1 -name "reshard-$worlds-*.table" | wc -l)" -eq 5 ]
 verdict "five ranks, five arenas" $? "$(find /dev/shm -maxdepth 1 -name "reshard-$worlds-*")"
+[ "$(find "$worlds/ranks" -type f | wc -l)" -eq 5 ] &&
+    [ "$(find /dev/shm/reshard-mpi-"$worlds"-* -mindepth 1 -maxdepth 1 | wc -l)" -eq 1 ]
+verdict "of worlds that have gone nothing is left" $? "$(ls "$worlds/ranks"; find /dev/shm/reshard-mpi-"$worlds"-*)"
 holds 'j["layout"] == "dp=5" and j["ranks"] == 5 and [w["ranks"] for w in j["worlds"]] == [5] and
     all(s["certificate"] == "ok" for s in j["switches"])' status $worlds --json
 expect 0 '^world +[0-9]+ +trains, 5 ranks on [^ ]+: dp=5' status $worlds

@@ -72,7 +72,7 @@ class Crash:
     def command(self, folder, kind):
         return [self.reshard, "train", "--model", os.path.join(TRAIN, "models/llama-uneven"), "--data",
                 os.path.join(TRAIN, "data.txt"), "--seq", "32", "--global-batch", "4", "--micro-batch", "2", "--lr",
-                "3e-3", "--seed", "1", "--steps", str(STEPS), "--save-every", "4", "--job", folder] + JOBS[kind]
+                "3e-3", "--seed", "1", "--steps", str(STEPS), "--save-every", "4", "--max-restarts", "0", "--job", folder] + JOBS[kind]
 
     def resume_command(self, folder, kind):
         """The same run goes on; a switch that has happened is not asked for again."""
@@ -86,7 +86,7 @@ class Crash:
         if "--switch" in options and self.layout(folder) != first:
             at = options.index("--switch")
             del options[at:at + 2]
-        return [self.reshard, "train", "--resume", folder, "--save-every", "4"] + options
+        return [self.reshard, "train", "--resume", folder, "--save-every", "4", "--max-restarts", "0"] + options
 
     @staticmethod
     def layout(folder):
