@@ -13,6 +13,7 @@ extern const cli_command cmd_scale;
 extern const cli_command cmd_cancel;
 extern const cli_command cmd_stop;
 extern const cli_command cmd_clean;
+extern const cli_command cmd_doctor;
 extern const cli_command cmd_plan;
 extern const cli_command cmd_layout;
 extern const cli_command cmd_inspect;

@@ -81,6 +81,15 @@ static rs_status estimate(const rs_train_options *options, need *out)
     return status;
 }
 
+rs_status room_estimate(const rs_train_options *options, int64_t *safe, int64_t *tight)
+{
+    need most = {0};
+    RS_TRY(estimate(options, &most));
+    *safe = most.safe;
+    *tight = most.tight;
+    return RS_OK;
+}
+
 rs_status room_check(const rs_train_options *options)
 {
     const char *nodes = getenv("SLURM_JOB_NUM_NODES");

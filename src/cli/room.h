@@ -8,4 +8,8 @@
  * share this host; inside a Slurm job of several nodes it does not judge. */
 rs_status room_check(const rs_train_options *options) RS_MUST_CHECK;
 
+/* What the job needs on this host at its highest, in safe and in tight mode, in bytes. */
+rs_status room_estimate(
+    const rs_train_options *options, int64_t *safe, int64_t *tight) RS_MUST_CHECK;
+
 #endif

@@ -7,7 +7,7 @@ expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'usage: reshard COMMAND' --help
 expect 0 'usage: reshard COMMAND' help
 expect 2 'usage: reshard COMMAND'
-for command in train switch scale cancel status events stop clean plan layout; do
+for command in train switch scale cancel status events doctor stop clean plan layout; do
     expect 0 "usage: reshard $command" help $command
     expect 0 "usage: reshard $command" $command --help
     expect 0 "^Example" $command -h
@@ -35,4 +35,10 @@ refuse 2 "--json takes no value" plan --json=yes
 refuse 2 "--model: wanted M after it, found nothing" plan --model
 refuse 2 "--model: wanted a value, found an empty text" plan --model ''
 refuse 2 "started? by|starts through mpirun" worker --job nowhere --link unix:nobody
+
+expect 0 '^ok +memory for the state' doctor
+expect 0 'the job needs' doctor --model llama-tiny --layout tp=2
+expect 1 '^NO +memory for the state .*the job needs .* TiB' doctor --model llama3-70b --layout tp=8,dp=64
+expect 1 '^NO +disk for the job' doctor --job /nowhere
+refuse 2 'tpp' doctor --layout tpp=2
 finish
