@@ -177,12 +177,13 @@ until_true 10 bash -c "! pgrep -f -- '--job $int( |\$)'"
 verdict "no process of $int is left" $? "$(pgrep -af -- "--job $int( |\$)")"
 
 # A rank that does not move any more.
-begin $stop --layout tp=2 --heartbeat-timeout 2
+begin $stop --layout tp=2 --heartbeat-timeout 2 --max-restarts 0
 kill -STOP "$(cut -d' ' -f1 $stop/ranks/1-1)"
 code=0
 wait $job || code=$?
 [ $code -eq 1 ] && grep -qE 'no sign of life for [0-9]+ s' $stop.log
 verdict "a stopped rank is noticed (exit code $code)" $? "$(tail -5 $stop.log)"
+expect 0 'nothing of .* is left in memory' clean $stop
 check_clean $stop
 
 # Under a launcher of the user's own the job is one fixed world.
