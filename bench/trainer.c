@@ -17,6 +17,7 @@
 
 #include "reshard/model.h"
 #include "train/train.h"
+#include "train/twophase.h"
 #include "train/update.h"
 
 #define WARM 2
@@ -130,28 +131,48 @@ static void remove_folder(void)
     rmdir(folder);
 }
 
+/* The state of a job of one rank, apart from any job. */
+typedef struct alone {
+    rs_space *space;
+    rs_keeper *keeper;
+    rs_state state;
+} alone;
+
+static void begin_alone(const rs_train_options *options, alone *a)
+{
+    rs_model model;
+    rs_layout layout;
+    char job[48];
+    snprintf(job, sizeof job, "bench-alone-%ld", (long)getpid());
+    if (rs_model_load(options->model, &model) != RS_OK ||
+        rs_model_space(&model, options->dtype, &a->space) != RS_OK ||
+        rs_layout_parse("dp=1", &layout) != RS_OK ||
+        rs_keeper_open(job, NULL, &a->keeper) != RS_OK ||
+        rs_state_init(a->space, &layout, 0, &a->state) != RS_OK ||
+        rs_state_allocate(&a->state, a->keeper, 1, NULL, NULL, 0, false) != RS_OK ||
+        rs_state_fill(&a->state, 1) != RS_OK)
+        fail("state");
+}
+
+static void end_alone(alone *a)
+{
+    rs_state_fini(&a->state);
+    if (rs_keeper_sweep(a->keeper) != RS_OK)
+        fail("sweep");
+    rs_keeper_close(a->keeper);
+    rs_space_destroy(a->space);
+}
+
 /* Seconds that the sums of a whole state take, read from memory: more than in the cache. */
 static double sums_seconds(const rs_train_options *options)
 {
-    rs_model model;
-    rs_space *space;
-    rs_layout layout;
-    rs_state state;
-    rs_keeper *keeper;
     double best = 1e9;
-    char job[48];
-    snprintf(job, sizeof job, "bench-sums-%ld", (long)getpid());
-    if (rs_model_load(options->model, &model) != RS_OK ||
-        rs_model_space(&model, options->dtype, &space) != RS_OK ||
-        rs_layout_parse("dp=1", &layout) != RS_OK || rs_keeper_open(job, NULL, &keeper) != RS_OK ||
-        rs_state_init(space, &layout, 0, &state) != RS_OK ||
-        rs_state_allocate(&state, keeper, 1, NULL, NULL, 0, false) != RS_OK ||
-        rs_state_fill(&state, 1) != RS_OK)
-        fail("state");
+    alone a;
+    begin_alone(options, &a);
     for (int i = 0; i < 5; i++) {
         static const rs_runs none; /* no gradient is read */
         rs_update *update;
-        if (rs_update_create(&state, rs_optimizer_find("adamw"), &none, &update) != RS_OK)
+        if (rs_update_create(&a.state, rs_optimizer_find("adamw"), &none, &update) != RS_OK)
             fail("update");
         double begun = clock_seconds();
         const rs_sums *sums = rs_update_sums(update);
@@ -159,12 +180,42 @@ static double sums_seconds(const rs_train_options *options)
         best = sums != NULL && took < best ? took : best;
         rs_update_destroy(update);
     }
-    rs_state_fini(&state);
-    if (rs_keeper_sweep(keeper) != RS_OK)
-        fail("sweep");
-    rs_keeper_close(keeper);
-    rs_space_destroy(space);
+    end_alone(&a);
     return best;
+}
+
+#define JOURNAL_ROUNDS 15
+
+/* Seconds by which the journal makes an update longer: the median of updates with and without it,
+ * by turns. */
+static double journal_seconds(const rs_train_options *options)
+{
+    const rs_optimizer *adamw = rs_optimizer_find("adamw");
+    double with[JOURNAL_ROUNDS], without[JOURNAL_ROUNDS];
+    rs_runs gradients = {0};
+    rs_update *journalled, *plain;
+    alone a;
+    begin_alone(options, &a);
+    rs_state bare = a.state;
+    if (rs_twophase_begin(&a.state, adamw, a.keeper, 1, options->threads, false) != RS_OK ||
+        rs_twophase_gradients(&a.state, rs_ledger_work(a.state.ledger), &gradients) != RS_OK ||
+        rs_update_create(&a.state, adamw, &gradients, &journalled) != RS_OK ||
+        rs_update_create(&bare, adamw, &gradients, &plain) != RS_OK)
+        fail("update");
+    for (int i = 0; i < JOURNAL_ROUNDS; i++) {
+        rs_update_rate rate = {i + 1, 1e-4f, 1};
+        double begun = clock_seconds();
+        rs_update_apply(plain, &rate);
+        without[i] = clock_seconds() - begun;
+        begun = clock_seconds();
+        rs_update_apply(journalled, &rate);
+        with[i] = clock_seconds() - begun;
+    }
+    rs_update_destroy(plain);
+    rs_update_destroy(journalled);
+    rs_runs_fini(&gradients);
+    end_alone(&a);
+    return median(with, JOURNAL_ROUNDS) - median(without, JOURNAL_ROUNDS);
 }
 
 static void speed(rs_train_options *options, int rank, int steps)
@@ -176,9 +227,9 @@ static void speed(rs_train_options *options, int rank, int steps)
         return;
     double tokens = (double)(options->global_batch * options->seq);
     double step = median(seconds + WARM, steps), used = median(busy + WARM, steps);
-    double share = sums_seconds(options) / step;
-    printf("%.1f tokens/s, %.1f by processor time, sums %.5f of a step\n", tokens / step,
-        tokens / used, share);
+    double share = sums_seconds(options) / step, journal = journal_seconds(options) / step;
+    printf("%.1f tokens/s, %.1f by processor time, sums %.5f of a step, journal %.5f of a step\n",
+        tokens / step, tokens / used, share, journal);
     remove_folder();
 }
 

@@ -208,10 +208,13 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
     rs_control_lock *lock = NULL;
     o->supervised = true;
     launch_hold_signals();
-    rs_status status = rs_control_claim(o->job, o->resume != 0, &lock);
+    rs_status status = o->resume == 0 ? room_check(o) : RS_OK;
+    if (status == RS_OK)
+        status = rs_control_claim(o->job, o->resume != 0, &lock);
     if (status == RS_OK && o->resume != 0)
         status = resume_choose(o);
-    if (status == RS_OK && o->attach < 0) /* else the ranks look, who know what is there already */
+    /* Where the state is there already, the ranks look what more is needed. */
+    if (status == RS_OK && o->resume != 0 && o->attach < 0)
         status = room_check(o);
     if (status == RS_OK)
         status = rs_train_options_save(o);
