@@ -155,6 +155,11 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
 {
     bool optimizer = false;
     w->whole = writer->whole && !w->options->weights_only;
+    if (w->options->layout != NULL && !writer->layout)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "layout \"%s\": what is written as %s is for no layout and loaded under any; only "
+            "universal checkpoints are for one",
+            w->options->layout, writer->name);
     w->extras = json_deep_copy(w->catalog->extras);
     if (w->extras == NULL)
         return rs_error_memory(1);

@@ -562,6 +562,7 @@ static void fini(rs_writing *w)
 
 const rs_writer rs_writer_universal = {.name = "deepspeed-universal",
     .whole = true,
+    .layout = true,
     .masters = true,
     .foreign = true,
     .plan = plan,

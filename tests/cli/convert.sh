@@ -59,6 +59,7 @@ expect 0 '^equal: 22 tensors' verify uni cvjob --roles exp_avg,exp_avg_sq
 holds 'j["extras"]["step"] == 3 and j["extras"]["param_groups"] == [{"lr": 0.0003, "params": [0]}]' inspect uni --json
 refuse 2 'not with --weights-only' convert cvjob no --to deepspeed-universal --weights-only
 refuse 1 'universal checkpoints know tp, pp, dp and zero alone' convert cvjob no --to deepspeed-universal --layout cp=2
+refuse 2 'is for no layout and loaded under any' convert cvjob no --to native --layout tp=2
 refuse 1 'nothing says how it is cut over 2' convert cvjob no --to deepspeed-universal --layout tp=2
 cat >rules.json <<'RULES'
 {"rules": [{"match": ".*embed_tokens", "split": 0, "vocabulary": 256}, {"match": ".*(o|down)_proj", "split": 1},
