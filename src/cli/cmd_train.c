@@ -24,13 +24,13 @@
 #include "train/train.h"
 
 typedef struct train_args {
-    const char *model, *data, *layout, *job, *dtype, *optimizer, *freeze, *transport, *launcher,
-        *arena_dir;
+    const char *model, *data, *layout, *job, *dtype, *optimizer, *freeze, *recompute, *transport,
+        *launcher, *arena_dir;
     double heartbeat, world_limit;
     int64_t restarts, lose_slot;
     cli_list fallback;
     int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
-    double lr, grace;
+    double lr, grace, dropout;
     cli_list switches, overrides;
     const char *resume, *init, *save_on_exit;
     int64_t save_every, keep;
@@ -59,6 +59,12 @@ static const cli_option train_options[] = {
     {CLI_TEXT, "freeze", "PATTERNS",
         "tensors that keep their values, as patterns of names: embed.weight,layers.attn.*",
         .target = AT(freeze)},
+    {CLI_REAL, "dropout", "RATE", "of what a layer's halves add to the stream", "0",
+        .target = AT(dropout)},
+    {CLI_CHOICE, "recompute", "WHAT",
+        "compute again in the backward pass, instead of keeping: selective: attention's output; "
+        "full: all of a layer but its input",
+        "none", .target = AT(recompute), .choices = "none|selective|full"},
     {CLI_REAL, "lr", "RATE", "peak learning rate", "3e-4", .target = AT(lr)},
     {CLI_INT, "warmup", "N", "steps until the peak rate", "10", .target = AT(warmup)},
     {CLI_INT, "seed", "S", "makes the initial weights", "0", .target = AT(seed)},
@@ -161,6 +167,8 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
     for (int i = 0; i < a->switches.count; i++)
         RS_TRY(rs_train_options_add_switch(o, a->switches.items[i]));
     RS_TRY(rs_train_transport_parse(a->transport, &o->transport));
+    RS_TRY(rs_train_recompute_parse(a->recompute, &o->recompute));
+    o->dropout = a->dropout;
     o->steps = a->steps;
     o->global_batch = a->global_batch;
     o->micro_batch = a->micro_batch < a->global_batch ? a->micro_batch : a->global_batch;

@@ -32,7 +32,7 @@ typedef struct row {
     size_t at;
     bool free;          /* may differ */
     bool loose;         /* may be overridden */
-    const char *absent; /* TEXT: what a checkpoint means that does not say it; else it must */
+    const char *absent; /* JSON: what a checkpoint means that does not say it; NULL: it must */
     size_t size;        /* of TEXT */
 } row;
 
@@ -43,11 +43,12 @@ static const row rows[] = {
     {"model", "model", NULL, PATH, AT(model), false, false, NULL, 0},
     {"data", "data", NULL, PATH, AT(data), false, true, NULL, 0},
     {"dtype", "dtype", NULL, DTYPE, AT(dtype), false, false, NULL, 0},
-    {"optimizer", "optimizer", NULL, TEXT, AT(optimizer), false, false, "adamw",
+    {"optimizer", "optimizer", NULL, TEXT, AT(optimizer), false, false, "\"adamw\"",
         sizeof((rs_train_options *)0)->optimizer},
-    {"freeze", "freeze", NULL, TEXT, AT(freeze), false, false, "",
+    {"freeze", "freeze", NULL, TEXT, AT(freeze), false, false, "\"\"",
         sizeof((rs_train_options *)0)->freeze},
     {"seed", "seed", NULL, UNSIGNED, AT(seed), false, true, NULL, 0},
+    {"dropout", "dropout", NULL, REAL, AT(dropout), false, false, "0.0", 0},
     {"lr", "lr", NULL, REAL, AT(lr), false, true, NULL, 0},
     {"warmup", "warmup", NULL, INTEGER, AT(warmup), false, true, NULL, 0},
     {"steps", "steps", NULL, INTEGER, AT(steps), false, true, NULL, 0},
@@ -167,7 +168,7 @@ static rs_status apply_value(rs_train_options *o, const row *r, const json_t *va
 static rs_status apply_row(rs_train_options *o, const row *r, const json_t *training,
     const cli_list *overrides, int argc, char **argv)
 {
-    json_t *absent = r->absent != NULL ? json_string(r->absent) : NULL;
+    json_t *absent = r->absent != NULL ? json_loads(r->absent, JSON_DECODE_ANY, NULL) : NULL;
     const json_t *value = json_object_get(training, r->key);
     if (value == NULL)
         value = absent;

@@ -18,19 +18,11 @@
 
 #include "base/error.h"
 
-#define GOLDEN 0x9e3779b97f4a7c15u
 #define SUM_MEAN 131070
 #define SUM_VARIANCE 1431655765.0
 #define STD 0.02
 
-static inline uint64_t mix(uint64_t z)
-{
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static uint64_t hash_name(const char *name)
+uint64_t rs_init_name(const char *name)
 {
     uint64_t hash = 0xcbf29ce484222325u;
     for (; *name != '\0'; name++)
@@ -65,7 +57,7 @@ typedef struct recipe {
 
 static recipe recipe_of(uint64_t seed, const rs_tensor *tensor)
 {
-    recipe r = {.key = mix(mix(seed) + hash_name(tensor->name))};
+    recipe r = {.key = rs_init_mix(rs_init_mix(seed) + rs_init_name(tensor->name))};
     if (ends_in(tensor->name, "norm.weight")) {
         r.constant = 1.0f;
     } else if (!ends_in(tensor->name, ".bias")) {
@@ -84,9 +76,9 @@ static void fill_run(const recipe *r, uint64_t index, int64_t count, int64_t str
             out[i * stride] = r->constant;
         return;
     }
-    uint64_t state = r->key + (index + 1) * GOLDEN;
-    for (int64_t i = 0; i < count; i++, state += GOLDEN) {
-        uint64_t bits = mix(state);
+    uint64_t state = r->key + (index + 1) * RS_INIT_GOLDEN;
+    for (int64_t i = 0; i < count; i++, state += RS_INIT_GOLDEN) {
+        uint64_t bits = rs_init_mix(state);
         int sum = (int)(bits & 0xffff) + (int)(bits >> 16 & 0xffff) + (int)(bits >> 32 & 0xffff) +
                   (int)(bits >> 48);
         out[i * stride] = (float)((double)(sum - SUM_MEAN) * r->unit);

@@ -26,6 +26,18 @@
 #include "reshard/space.h"
 #include "reshard/status.h"
 
+#define RS_INIT_GOLDEN 0x9e3779b97f4a7c15u
+
+static inline uint64_t rs_init_mix(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* `name` above. */
+uint64_t rs_init_name(const char *name);
+
 /*
  * Writes the initial values of `box` of `tensor` (its name, ndim, shape and layer_first are read).
  * `out` is where the box's first element goes; `stride` counts elements between neighbours along

@@ -54,6 +54,7 @@ static const member members[] = {
     {"lr", REAL, AT(lr), 0},
     {"warmup", INTEGER, AT(warmup), 0},
     {"seed", UNSIGNED, AT(seed), 0},
+    {"dropout", REAL, AT(dropout), 0},
     {"ranks_per_node", SMALL, AT(ranks_per_node), 0},
     {"tight", FLAG, AT(tight), 0},
     {"window", INTEGER, AT(window), 0},
@@ -108,6 +109,24 @@ void rs_train_options_fini(rs_train_options *options)
     free(options->switches);
     options->switches = NULL;
     options->switch_count = 0;
+}
+
+static const char *const recomputes[] = {"none", "selective", "full"};
+
+rs_status rs_train_recompute_parse(const char *text, rs_recompute *out)
+{
+    for (size_t i = 0; i < sizeof recomputes / sizeof *recomputes; i++) {
+        if (strcmp(text, recomputes[i]) == 0) {
+            *out = (rs_recompute)i;
+            return RS_OK;
+        }
+    }
+    return rs_error_set(RS_ERR_ARGUMENT, "recompute \"%s\": must be none, selective or full", text);
+}
+
+const char *rs_train_recompute_name(rs_recompute recompute)
+{
+    return recomputes[recompute];
 }
 
 rs_status rs_train_transport_parse(const char *text, rs_train_transport *out)
@@ -177,6 +196,9 @@ static rs_status check_numbers(const rs_train_options *options)
     if (!(options->lr > 0 && options->lr < 1e6))
         return rs_error_set(
             RS_ERR_ARGUMENT, "learning rate %g: must be above 0, and below 1e6", options->lr);
+    if (!(options->dropout >= 0 && options->dropout < 1))
+        return rs_error_set(
+            RS_ERR_ARGUMENT, "dropout %g: must be at least 0, and below 1", options->dropout);
     if (options->dtype != RS_DTYPE_F32 && options->dtype != RS_DTYPE_BF16)
         return rs_error_set(
             RS_ERR_ARGUMENT, "dtype %s: must be fp32 or bf16", rs_dtype_name(options->dtype));
@@ -359,7 +381,9 @@ static json_t *to_json(const rs_train_options *options)
     bad = bad || json_object_set(root, "switches", switches) != 0 ||
           json_object_set_new(root, "dtype", json_string(rs_dtype_name(options->dtype))) != 0 ||
           json_object_set_new(
-              root, "transport", json_string(rs_train_transport_name(options->transport))) != 0;
+              root, "transport", json_string(rs_train_transport_name(options->transport))) != 0 ||
+          json_object_set_new(
+              root, "recompute", json_string(rs_train_recompute_name(options->recompute))) != 0;
     json_decref(switches);
     if (bad) {
         json_decref(root);
@@ -444,6 +468,8 @@ static rs_status key_from_json(rs_train_options *options, const char *key, const
     const char *text = json_string_value(value);
     if (strcmp(key, "transport") == 0 && text != NULL)
         return rs_train_transport_parse(text, &options->transport);
+    if (strcmp(key, "recompute") == 0 && text != NULL)
+        return rs_train_recompute_parse(text, &options->recompute);
     if (strcmp(key, "dtype") == 0 && text != NULL) {
         options->dtype = rs_dtype_parse(text);
         return RS_OK;

@@ -182,6 +182,7 @@ static rs_status forward(rs_pipeline *p, int64_t step, const rs_turn *turn, doub
     rs_crash_point("forward");
     const float *input = first ? NULL : receive(p, -1, tag_of(p, stage, false), floats);
     float *output = last ? NULL : next_buffer(p);
+    rs_stage_place(chunk->stage, slot, step, sample - (step - 1) * s->global_batch);
     RS_TRY(rs_stage_forward(
         chunk->stage, &chunk->weights, slot, batch, p->tokens, p->targets, input, output, &loss));
     if (!last)

@@ -139,10 +139,10 @@ char *rs_save_extras(const rs_job *job, int64_t step)
         snprintf(model, sizeof model, "%s", o->model);
     if (strlen(o->data) >= sizeof data || realpath(o->data, data) == NULL)
         snprintf(data, sizeof data, "%s", o->data);
-    json_t *root = json_pack("{s:{s:s,s:s,s:s,s:s,s:s,s:I,s:f,s:I,s:I,s:I,s:I,s:I,s:I}}",
+    json_t *root = json_pack("{s:{s:s,s:s,s:s,s:s,s:s,s:I,s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:I}}",
         "training", "model", model, "optimizer", o->optimizer, "freeze", o->freeze, "data", data,
-        "dtype", rs_dtype_name(o->dtype), "seed", (json_int_t)o->seed, "lr", o->lr, "warmup",
-        (json_int_t)o->warmup, "steps", (json_int_t)o->steps, "global_batch",
+        "dtype", rs_dtype_name(o->dtype), "seed", (json_int_t)o->seed, "dropout", o->dropout, "lr",
+        o->lr, "warmup", (json_int_t)o->warmup, "steps", (json_int_t)o->steps, "global_batch",
         (json_int_t)o->global_batch, "micro_batch", (json_int_t)o->micro_batch, "seq",
         (json_int_t)o->seq, "samples", (json_int_t)(step * o->global_batch));
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;

@@ -16,7 +16,8 @@
  * reduced values alone.
  * 2. A slot keeps what the backward pass cannot make again without a product: x before each
  * half-layer, q, k, v after rotation, attention's output and denominators, gate and up. Norms and
- * silu are redone.
+ * silu are redone. What is recomputed lies in one place for all layers and slots instead; it is
+ * made by the same calls as in the forward pass, and so has the same bits.
  * 3. The calls to the group depend only on the shape and on the batch, never on a rank's ranges, so
  * a group whose ranks get the same micro-batch meets in the same calls.
  * 4. Working memory is allocated once, in rs_stage_create, but for rows that come to this rank's
@@ -35,143 +36,13 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/attention.h"
+#include "train/dropout.h"
 #include "train/ffn.h"
 #include "train/kernels.h"
 #include "train/loss.h"
 #include "train/moe.h"
 #include "train/rows.h"
-
-#define ALIGN 64 /* bytes; buffers start on cache lines */
-
-/* What the backward pass needs of a layer. */
-typedef struct saved_layer {
-    float *x;       /* [own rows, H] input */
-    float *qkv;     /* [rows, q + 2 kv], after norm and rotation */
-    float *raw;     /* [rows, q + kv] before the q and k norms; NULL without them */
-    float *context; /* [rows, q] attention's output */
-    float *lse;     /* [batch, heads, own tokens] */
-    float *middle;  /* [own rows, H] after attention */
-    float *gate_up; /* [rows, 2 F]; of a layer without experts */
-} saved_layer;
-
-typedef struct slot {
-    bool filled;
-    int64_t batch;
-    uint8_t *tokens;
-    uint8_t *targets;
-    saved_layer *layers;
-    float *x;            /* [own rows, H] after the layers; last stage */
-    float *exponentials; /* [rows, V local]; last stage */
-    float *sums;         /* [2, rows] reduced; last stage */
-} slot;
-
-struct rs_stage {
-    rs_stage_shape shape;
-    rs_stage_blocks blocks;
-    rs_rows rows;
-    int threads;
-    int64_t layers;
-    int64_t q; /* widths of the local q, and k or v */
-    int64_t kv_width;
-    int64_t ffn;
-    int64_t vocab;
-    rs_moe *moe; /* of a model with experts */
-    float *memory;
-    slot *slots;
-    float *rotation; /* table of rs_rotate */
-    float *normed;   /* [rows, H] */
-    float *partial;  /* [rows, H] what is summed over the group */
-    float *stream;   /* [own rows, H] the gradient of x */
-    float *spread;   /* [rows, H] the gradient of all rows; with sp */
-    float *kv;       /* [batch * seq, 2 kv] of whole sequences, and so the next two; under cp */
-    float *dkv;
-    float *kv_scratch;
-    float *act;      /* [rows, F] */
-    float *dqkv;     /* [rows, q + 2 kv] */
-    float *dcontext; /* [rows, q] */
-    float *inverse;  /* [rows] */
-    float *norm_scratch;
-    float *attention_scratch;
-};
-
-/* Hands out parts of one block; with base NULL it only counts. */
-typedef struct carver {
-    char *base;
-    int64_t used; /* bytes */
-    bool overflow;
-} carver;
-
-static void *carve(carver *c, int64_t count, int64_t width, int64_t size)
-{
-    int64_t bytes;
-    if (!rs_mul_fits(count, width, &bytes) || !rs_mul_fits(bytes, size, &bytes) ||
-        bytes > INT64_MAX / 2 || !rs_add_fits(c->used, bytes + ALIGN, &bytes)) {
-        c->overflow = true;
-        return NULL;
-    }
-    void *out = c->base != NULL ? c->base + c->used : NULL;
-    c->used = bytes / ALIGN * ALIGN;
-    return out;
-}
-
-static float *carve_floats(carver *c, int64_t count, int64_t width)
-{
-    return carve(c, count, width, (int64_t)sizeof(float));
-}
-
-static void carve_slot(const rs_stage *stage, carver *c, slot *s)
-{
-    const rs_stage_shape *shape = &stage->shape;
-    int64_t hidden = shape->model.hidden;
-    int64_t rows = shape->max_batch * stage->rows.tokens;
-    int64_t own = rs_ceil_div(rows, stage->rows.sp ? stage->rows.tp_ranks : 1);
-    s->tokens = shape->first ? carve(c, rows, 1, 1) : NULL;
-    s->targets = shape->last ? carve(c, rows, 1, 1) : NULL;
-    for (int64_t l = 0; l < stage->layers; l++) {
-        saved_layer *layer = &s->layers[l];
-        layer->x = carve_floats(c, own, hidden);
-        layer->qkv = carve_floats(c, rows, stage->q + 2 * stage->kv_width);
-        layer->raw =
-            shape->model.qk_norm ? carve_floats(c, rows, stage->q + stage->kv_width) : NULL;
-        layer->context = carve_floats(c, rows, stage->q);
-        layer->lse = carve_floats(c, rows, shape->q_end - shape->q_begin);
-        layer->middle = carve_floats(c, own, hidden);
-        if (!rs_moe_has(shape, shape->layer_begin + l))
-            layer->gate_up = carve_floats(c, rows, 2 * stage->ffn);
-    }
-    if (shape->last) {
-        s->x = carve_floats(c, own, hidden);
-        s->exponentials = carve_floats(c, rows, stage->vocab);
-        s->sums = carve_floats(c, rows, 2);
-    }
-}
-
-static void carve_all(rs_stage *stage, carver *c)
-{
-    const rs_stage_shape *shape = &stage->shape;
-    int64_t hidden = shape->model.hidden;
-    int64_t rows = shape->max_batch * stage->rows.tokens;
-    int64_t own = rs_ceil_div(rows, stage->rows.sp ? stage->rows.tp_ranks : 1);
-    int64_t whole = stage->rows.sequence.ranks > 1 ? shape->max_batch * shape->seq : 0;
-    for (int i = 0; i < shape->slots; i++)
-        carve_slot(stage, c, &stage->slots[i]);
-    stage->rows.bounds = carve(c, rs_rows_bounds(shape), 1, (int64_t)sizeof *stage->rows.bounds);
-    stage->rotation = carve_floats(c, stage->rows.tokens, shape->model.head_dim);
-    stage->normed = carve_floats(c, rows, hidden);
-    stage->partial = carve_floats(c, rows, hidden);
-    stage->stream = carve_floats(c, own, hidden);
-    stage->spread = carve_floats(c, stage->rows.sp ? rows : 0, hidden);
-    stage->kv = carve_floats(c, whole, 2 * stage->kv_width);
-    stage->dkv = carve_floats(c, whole, 2 * stage->kv_width);
-    stage->kv_scratch = carve_floats(c, whole, 2 * stage->kv_width);
-    stage->act = carve_floats(c, rows, stage->ffn);
-    stage->dqkv = carve_floats(c, rows, stage->q + 2 * stage->kv_width);
-    stage->dcontext = carve_floats(c, rows, stage->q);
-    stage->inverse = carve_floats(c, rows, 1);
-    stage->norm_scratch =
-        carve_floats(c, rs_norm_scratch(rs_max64(hidden, shape->model.head_dim)), 1);
-    stage->attention_scratch = carve_floats(c, stage->threads, rs_attention_scratch(shape->seq));
-}
+#include "train/stage_memory.h"
 
 /* Of the positions of this rank's tokens. */
 static void make_rotation(rs_stage *stage)
@@ -206,25 +77,13 @@ rs_status rs_stage_create(const rs_stage_shape *shape, const rs_stage_tp *tp, rs
         goto destroy;
     }
     for (int i = 0; i < shape->slots; i++) {
-        stage->slots[i].layers = rs_calloc((size_t)stage->layers, sizeof(saved_layer));
+        stage->slots[i].layers = rs_calloc((size_t)stage->layers, sizeof(rs_saved_layer));
         if (stage->slots[i].layers == NULL) {
-            status = rs_error_memory((size_t)stage->layers * sizeof(saved_layer));
+            status = rs_error_memory((size_t)stage->layers * sizeof(rs_saved_layer));
             goto destroy;
         }
     }
-    carver c = {0};
-    carve_all(stage, &c);
-    if (c.overflow) {
-        status = rs_error_set(RS_ERR_OVERFLOW, "stage: its working memory does not fit 64 bits");
-        goto destroy;
-    }
-    stage->memory = rs_calloc((size_t)c.used + ALIGN, 1);
-    if (stage->memory == NULL) {
-        status = rs_error_memory((size_t)c.used + ALIGN);
-        goto destroy;
-    }
-    c = (carver){.base = (char *)stage->memory + (ALIGN - (uintptr_t)stage->memory % ALIGN)};
-    carve_all(stage, &c);
+    RS_TRY_GOTO(rs_stage_allocate(stage), destroy);
     make_rotation(stage);
     if (shape->model.experts > 0)
         RS_TRY_GOTO(
@@ -249,6 +108,17 @@ void rs_stage_destroy(rs_stage *stage)
     free(stage->slots);
     free(stage->memory);
     free(stage);
+}
+
+int64_t rs_stage_bytes(const rs_stage *stage)
+{
+    return stage->bytes;
+}
+
+void rs_stage_place(rs_stage *stage, int slot_number, int64_t step, int64_t first)
+{
+    stage->slots[slot_number].step = step;
+    stage->slots[slot_number].first = first;
 }
 
 void rs_stage_announce(rs_stage *stage, const rs_stage_blocks *blocks)
@@ -395,12 +265,59 @@ static rs_status sum_partial(const rs_stage *stage, int64_t rows)
     return rs_rows_sum(&stage->rows, rows, stage->shape.model.hidden, stage->partial);
 }
 
-/* out = x + stage->partial + bias, of own rows. */
-static void add_residual(
-    const rs_stage *stage, int64_t rows, const float *x, const float *bias, float *out)
+/* A half of layer `l` of the stage on the micro-batch in a slot, as far as dropout tells them
+ * apart. */
+typedef struct half {
+    const rs_slot *slot;
+    int64_t layer;
+    const char *tensor;
+} half;
+
+/* The own rows `in` with some elements dropped go to `out`: row by row, as a row's position in the
+ * step says. */
+static void drop(const rs_stage *stage, const half *of, int64_t rows, const float *in, float *out)
 {
-    rs_add_residual(stage->threads, own_rows(stage, rows), stage->shape.model.hidden, x,
-        own_part(stage, rows, stage->partial), bias, out);
+    const rs_stage_shape *shape = &stage->shape;
+    int64_t hidden = shape->model.hidden, begin, end;
+    uint64_t key = rs_dropout_key(shape->seed, of->tensor, of->slot->step);
+    rs_positions at[2];
+    rs_sequence_positions(&stage->rows.sequence, stage->rows.sequence.rank, at);
+    rs_rows_own(&stage->rows, rows, &begin, &end);
+    int64_t early = at[0].end - at[0].begin, tokens = stage->rows.tokens;
+#pragma omp parallel for num_threads(stage->threads) if (stage->threads > 1) schedule(static)
+    for (int64_t r = begin; r < end; r++) {
+        int64_t token = r % tokens, sequence = of->slot->first + r / tokens;
+        int64_t position = token < early ? at[0].begin + token : at[1].begin + token - early;
+        int64_t row =
+            (sequence * shape->model.layers + shape->layer_begin + of->layer) * shape->seq;
+        rs_dropout_apply(key, shape->dropout, (row + position) * hidden, hidden,
+            in + (r - begin) * hidden, out + (r - begin) * hidden);
+    }
+}
+
+/* out = x + stage->partial + bias, of own rows; what is added to x passes dropout. */
+static void add_residual(const rs_stage *stage, const half *of, int64_t rows, const float *x,
+    const float *bias, float *out)
+{
+    int64_t own = own_rows(stage, rows), hidden = stage->shape.model.hidden;
+    float *partial = own_part(stage, rows, stage->partial);
+    if (stage->shape.dropout > 0) {
+        if (bias != NULL)
+            rs_add_bias(stage->threads, own, hidden, bias, partial, hidden);
+        drop(stage, of, rows, partial, partial);
+        bias = NULL;
+    }
+    rs_add_residual(stage->threads, own, hidden, x, partial, bias, out);
+}
+
+/* The gradient of what was added to x. */
+static const float *added_gradient(
+    const rs_stage *stage, const half *of, int64_t rows, const float *dx)
+{
+    if (stage->shape.dropout <= 0)
+        return dx;
+    drop(stage, of, rows, dx, stage->dropped);
+    return stage->dropped;
 }
 
 /* The gradient of the bias that add_residual added. */
@@ -436,7 +353,7 @@ static rs_attention attention_shape(const rs_stage *stage, int64_t batch)
 }
 
 static rs_status find_keys(
-    const rs_stage *stage, int64_t batch, const saved_layer *saved, const float **kv)
+    const rs_stage *stage, int64_t batch, const rs_saved_layer *saved, const float **kv)
 {
     int64_t width = 2 * stage->kv_width;
     *kv = saved->qkv + stage->q;
@@ -448,7 +365,7 @@ static rs_status find_keys(
 }
 
 /* Attention from `qkv` and the gradient of its output to stage->dqkv. */
-static rs_status mix_backward(const rs_stage *stage, int64_t batch, const saved_layer *saved)
+static rs_status mix_backward(const rs_stage *stage, int64_t batch, const rs_saved_layer *saved)
 {
     rs_attention attention = attention_shape(stage, batch);
     bool divided = stage->rows.sequence.ranks > 1;
@@ -466,7 +383,7 @@ static rs_status mix_backward(const rs_stage *stage, int64_t batch, const saved_
 
 /* The norm of each q and k head, from `raw`, into the rows of `qkv`. */
 static void head_norms(
-    const rs_stage *stage, const rs_stage_layer *w, int64_t rows, saved_layer *saved)
+    const rs_stage *stage, const rs_stage_layer *w, int64_t rows, rs_saved_layer *saved)
 {
     int64_t dim = stage->shape.model.head_dim;
     int64_t both = stage->q + stage->kv_width;
@@ -483,7 +400,7 @@ static void head_norms(
  * again for its inverse; its output goes where nothing is needed any more, into the rows of `qkv`.
  */
 static void head_norms_backward(const rs_stage *stage, const rs_stage_layer *w,
-    const rs_stage_layer *g, int64_t rows, saved_layer *saved)
+    const rs_stage_layer *g, int64_t rows, rs_saved_layer *saved)
 {
     int64_t dim = stage->shape.model.head_dim;
     int64_t both = stage->q + stage->kv_width;
@@ -499,15 +416,27 @@ static void head_norms_backward(const rs_stage *stage, const rs_stage_layer *w,
     }
 }
 
+/* Attention from `qkv` to its output. */
+static rs_status mix(const rs_stage *stage, int64_t batch, rs_saved_layer *saved)
+{
+    rs_attention attention = attention_shape(stage, batch);
+    const float *kv;
+    RS_TRY(find_keys(stage, batch, saved, &kv));
+    rs_attention_forward(stage->threads, &attention, saved->qkv, kv, saved->context, saved->lse,
+        stage->attention_scratch);
+    return RS_OK;
+}
+
+/* `l` counts from the stage's first layer. */
 static rs_status attention_forward(
-    const rs_stage *stage, const rs_stage_layer *w, int64_t batch, saved_layer *saved)
+    const rs_stage *stage, const rs_stage_layer *w, const rs_slot *s, int64_t l)
 {
     const rs_model *model = &stage->shape.model;
+    const half of = {s, l, RS_DROPOUT_ATTENTION};
     int64_t hidden = model->hidden;
-    int64_t rows = rows_of(stage, batch);
-    rs_attention attention = attention_shape(stage, batch);
+    int64_t rows = rows_of(stage, s->batch);
     rs_linears parts = attention_parts(stage, w);
-    const float *kv;
+    rs_saved_layer *saved = &s->layers[l];
 
     RS_TRY(norm(stage, rows, saved->x, w->attn_norm));
     rs_linears_forward(stage->threads, &parts, hidden, rows, stage->normed, saved->qkv);
@@ -516,20 +445,22 @@ static rs_status attention_forward(
     rs_rotate(stage->threads, rows, stage->rows.tokens,
         (stage->q + stage->kv_width) / model->head_dim, model->head_dim, stage->rotation, 1,
         saved->qkv, parts.rows);
-    RS_TRY(find_keys(stage, batch, saved, &kv));
-    rs_attention_forward(stage->threads, &attention, saved->qkv, kv, saved->context, saved->lse,
-        stage->attention_scratch);
+    RS_TRY(mix(stage, s->batch, saved));
     rs_product_forward(
         rows, stage->q, hidden, saved->context, stage->q, w->o, stage->partial, hidden, false);
     RS_TRY(sum_partial(stage, rows));
-    add_residual(stage, rows, saved->x, w->o_bias, saved->middle);
+    add_residual(stage, &of, rows, saved->x, w->o_bias, saved->middle);
     return RS_OK;
 }
 
-/* `l` counts from the stage's first layer. */
-static rs_status feed_forward(const rs_stage *stage, const rs_stage_layer *w, int number, int64_t l,
-    int64_t batch, saved_layer *saved, float *output)
+/* The slot's number is `number`. */
+static rs_status feed_forward(
+    const rs_stage *stage, const rs_stage_layer *w, int number, int64_t l, float *output)
 {
+    const rs_slot *s = &stage->slots[number];
+    const half of = {s, l, RS_DROPOUT_MLP};
+    rs_saved_layer *saved = &s->layers[l];
+    int64_t batch = s->batch;
     int64_t rows = rows_of(stage, batch);
     RS_TRY(norm(stage, rows, saved->middle, w->mlp_norm));
     if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l)) {
@@ -540,26 +471,49 @@ static rs_status feed_forward(const rs_stage *stage, const rs_stage_layer *w, in
             false, stage->partial);
     }
     RS_TRY(sum_partial(stage, rows));
-    add_residual(stage, rows, saved->middle, w->down_bias, output);
+    add_residual(stage, &of, rows, saved->middle, w->down_bias, output);
+    return RS_OK;
+}
+
+/* Makes what the layer's backward pass needs and the forward pass did not keep. */
+static rs_status recompute(
+    const rs_stage *stage, const rs_stage_layer *w, const rs_slot *s, int64_t l)
+{
+    rs_saved_layer *saved = &s->layers[l];
+    int64_t rows = rows_of(stage, s->batch);
+    if (stage->shape.recompute == RS_RECOMPUTE_SELECTIVE)
+        return mix(stage, s->batch, saved);
+    if (stage->shape.recompute == RS_RECOMPUTE_NONE)
+        return RS_OK;
+    RS_TRY(attention_forward(stage, w, s, l));
+    if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l))
+        return RS_OK;
+    rs_ffn mlp = mlp_of(stage, w);
+    RS_TRY(norm(stage, rows, saved->middle, w->mlp_norm));
+    rs_linears_forward(
+        stage->threads, &mlp.in, stage->shape.model.hidden, rows, stage->normed, saved->gate_up);
     return RS_OK;
 }
 
 /* `dx` holds the gradient of the half-layer's output, and gets that of its input. */
 static rs_status feed_backward(const rs_stage *stage, const rs_stage_layer *w,
-    const rs_stage_layer *g, int number, int64_t l, int64_t batch, float scale, saved_layer *saved,
-    float *dx)
+    const rs_stage_layer *g, int number, int64_t l, float scale, float *dx)
 {
+    const rs_slot *s = &stage->slots[number];
+    const half of = {s, l, RS_DROPOUT_MLP};
+    rs_saved_layer *saved = &s->layers[l];
+    int64_t batch = s->batch;
     int64_t rows = rows_of(stage, batch);
-    const float *dy;
+    const float *added = added_gradient(stage, &of, rows, dx), *dy;
     RS_TRY(norm(stage, rows, saved->middle, w->mlp_norm));
-    RS_TRY(spread_gradient(stage, rows, dx, &dy));
+    RS_TRY(spread_gradient(stage, rows, added, &dy));
     if (rs_moe_has(&stage->shape, stage->shape.layer_begin + l)) {
         RS_TRY(rs_moe_backward(
             stage->moe, w, g, number, l, batch, scale, stage->normed, dy, stage->partial));
     } else {
         rs_ffn mlp = mlp_of(stage, w);
         rs_ffn gradients = mlp_of(stage, g);
-        bias_backward(stage, rows, dx, g->down_bias);
+        bias_backward(stage, rows, added, g->down_bias);
         rs_ffn_backward(stage->threads, &mlp, &gradients, rows, stage->normed, NULL, saved->gate_up,
             stage->act, dy, false, stage->partial, NULL);
     }
@@ -569,20 +523,22 @@ static rs_status feed_backward(const rs_stage *stage, const rs_stage_layer *w,
 }
 
 static rs_status attention_backward(const rs_stage *stage, const rs_stage_layer *w,
-    const rs_stage_layer *g, int64_t batch, saved_layer *saved, float *dx)
+    const rs_stage_layer *g, const rs_slot *s, int64_t l, float *dx)
 {
     const rs_model *model = &stage->shape.model;
+    const half of = {s, l, RS_DROPOUT_ATTENTION};
+    rs_saved_layer *saved = &s->layers[l];
     int64_t hidden = model->hidden;
-    int64_t rows = rows_of(stage, batch);
+    int64_t rows = rows_of(stage, s->batch);
     rs_linears parts = attention_parts(stage, w);
     rs_linears gradients = attention_parts(stage, g);
-    const float *dy;
-    bias_backward(stage, rows, dx, g->o_bias);
-    RS_TRY(spread_gradient(stage, rows, dx, &dy));
+    const float *added = added_gradient(stage, &of, rows, dx), *dy;
+    bias_backward(stage, rows, added, g->o_bias);
+    RS_TRY(spread_gradient(stage, rows, added, &dy));
     rs_product_input_gradient(
         rows, stage->q, hidden, dy, hidden, w->o, stage->dcontext, stage->q, false);
     rs_product_weight_gradient(rows, stage->q, hidden, dy, hidden, saved->context, stage->q, g->o);
-    RS_TRY(mix_backward(stage, batch, saved));
+    RS_TRY(mix_backward(stage, s->batch, saved));
     rs_rotate(stage->threads, rows, stage->rows.tokens,
         (stage->q + stage->kv_width) / model->head_dim, model->head_dim, stage->rotation, -1,
         stage->dqkv, parts.rows);
@@ -603,7 +559,7 @@ static const float *output_weight(const rs_stage *stage, const rs_stage_tensors 
 
 /* Final norm, logits, loss. */
 static rs_status loss_forward(
-    const rs_stage *stage, const rs_stage_tensors *w, int64_t rows, slot *s, double *loss_sum)
+    const rs_stage *stage, const rs_stage_tensors *w, int64_t rows, rs_slot *s, double *loss_sum)
 {
     int64_t hidden = stage->shape.model.hidden;
     int64_t vocab_begin = stage->shape.vocab_begin;
@@ -622,7 +578,7 @@ static rs_status loss_forward(
 
 /* `dx` gets the gradient of the last layer's output. */
 static rs_status loss_backward(const rs_stage *stage, const rs_stage_tensors *w,
-    const rs_stage_tensors *g, int64_t rows, slot *s, float scale, float *dx)
+    const rs_stage_tensors *g, int64_t rows, rs_slot *s, float scale, float *dx)
 {
     int64_t hidden = stage->shape.model.hidden;
     float *dhead = stage->shape.model.tied ? g->embed : g->head;
@@ -687,7 +643,7 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
             shape->max_batch);
     int64_t rows = rows_of(stage, batch);
     size_t bytes = (size_t)(own_rows(stage, rows) * hidden) * sizeof(float);
-    slot *s = &stage->slots[slot_number];
+    rs_slot *s = &stage->slots[slot_number];
     s->batch = batch;
     s->filled = false;
     /* Without layers, and at either end of the stage, x is the caller's or the slot's. */
@@ -712,8 +668,8 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
     for (int64_t l = 0; l < stage->layers; l++) {
         float *to = l + 1 < stage->layers ? s->layers[l + 1].x : last;
         enter_layer(stage, l, block_after(stage, l), RS_USE_WEIGHTS);
-        RS_TRY(attention_forward(stage, &weights->layers[l], batch, &s->layers[l]));
-        RS_TRY(feed_forward(stage, &weights->layers[l], slot_number, l, batch, &s->layers[l], to));
+        RS_TRY(attention_forward(stage, &weights->layers[l], s, l));
+        RS_TRY(feed_forward(stage, &weights->layers[l], slot_number, l, to));
         leave_layer(stage, l, RS_USE_WEIGHTS);
     }
     if (shape->last) {
@@ -732,7 +688,7 @@ rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
     const rs_stage_shape *shape = &stage->shape;
     int64_t hidden = shape->model.hidden;
     RS_TRY(check_slot(stage, slot_number));
-    slot *s = &stage->slots[slot_number];
+    rs_slot *s = &stage->slots[slot_number];
     if (!s->filled)
         return rs_error_set(RS_ERR_ARGUMENT,
             "stage: slot %d holds no micro-batch whose forward pass is done", slot_number);
@@ -751,8 +707,9 @@ rs_status rs_stage_backward(rs_stage *stage, const rs_stage_tensors *weights,
         const rs_stage_layer *w = &weights->layers[l];
         const rs_stage_layer *g = &gradients->layers[l];
         enter_layer(stage, l, block_before(stage, l), RS_USE_BOTH);
-        RS_TRY(feed_backward(stage, w, g, slot_number, l, s->batch, scale, &s->layers[l], dx));
-        RS_TRY(attention_backward(stage, w, g, s->batch, &s->layers[l], dx));
+        RS_TRY(recompute(stage, w, s, l));
+        RS_TRY(feed_backward(stage, w, g, slot_number, l, scale, dx));
+        RS_TRY(attention_backward(stage, w, g, s, l, dx));
         leave_layer(stage, l, RS_USE_BOTH);
     }
     if (shape->first) {

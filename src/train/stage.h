@@ -17,6 +17,13 @@
 #include "reshard/status.h"
 #include "train/moe_dispatch.h"
 
+/* What is computed again in the backward pass instead of being kept from the forward pass. */
+typedef enum rs_recompute {
+    RS_RECOMPUTE_NONE = 0,
+    RS_RECOMPUTE_SELECTIVE, /* attention's output, from queries, keys and values */
+    RS_RECOMPUTE_FULL       /* all of a layer but its input and what its experts keep */
+} rs_recompute;
+
 /* What this rank has of the model. Ranges are half-open and may be empty. */
 typedef struct rs_stage_shape {
     rs_model model;
@@ -38,6 +45,9 @@ typedef struct rs_stage_shape {
     int64_t seq;                /* tokens of a sequence, over all cp ranks */
     int64_t max_batch;          /* sequences of the largest micro-batch */
     int slots;                  /* micro-batches in flight: forward done, backward not yet */
+    rs_recompute recompute;
+    float dropout; /* rate; 0: none. See dropout.h */
+    uint64_t seed; /* of dropout */
 } rs_stage_shape;
 
 /* Tokens of each sequence that this rank has: all, or its part of them (sequence.h). Local. */
@@ -136,6 +146,13 @@ rs_status rs_stage_check(const rs_stage_shape *shape) RS_MUST_CHECK;
 rs_status rs_stage_create(
     const rs_stage_shape *shape, const rs_stage_tp *tp, rs_stage **out) RS_MUST_CHECK;
 void rs_stage_destroy(rs_stage *stage);
+
+/* Bytes of its working memory, but for what experts need. */
+int64_t rs_stage_bytes(const rs_stage *stage);
+
+/* Which sequences the next micro-batch in `slot` has: those of step `step` from number `first` on.
+ * Dropout depends on it, and nothing else. */
+void rs_stage_place(rs_stage *stage, int slot, int64_t step, int64_t first);
 
 /* Lets the stage say which blocks it uses, from now on. */
 void rs_stage_announce(rs_stage *stage, const rs_stage_blocks *blocks);

@@ -23,6 +23,7 @@
 #include "reshard/model.h"
 #include "reshard/optimizer.h"
 #include "reshard/status.h"
+#include "train/stage.h"
 
 #define RS_TRAIN_PATH 4096
 #define RS_TRAIN_NEWEST (-1)
@@ -79,7 +80,9 @@ typedef struct rs_train_options {
     double lr;
     int64_t warmup; /* steps */
     uint64_t seed;
-    int ranks_per_node; /* 0: by host */
+    double dropout;         /* rate; 0: none */
+    rs_recompute recompute; /* of activations */
+    int ranks_per_node;     /* 0: by host */
     rs_train_transport transport;
     bool tight;
     int64_t window;      /* bytes in flight in a move and its staging budget; 0: RS_MOVE_WINDOW */
@@ -109,6 +112,10 @@ const rs_optimizer *rs_train_optimizer(const rs_train_options *options);
 
 /* Appends a switch, written "STEP:LAYOUT". RS_ERR_ARGUMENT says what is wrong with the text. */
 rs_status rs_train_options_add_switch(rs_train_options *options, const char *text) RS_MUST_CHECK;
+
+/* "none", "selective", "full", and back. RS_ERR_ARGUMENT. */
+rs_status rs_train_recompute_parse(const char *text, rs_recompute *out) RS_MUST_CHECK;
+const char *rs_train_recompute_name(rs_recompute recompute);
 
 /* "auto", "arena", "mpi", and back. RS_ERR_ARGUMENT. */
 rs_status rs_train_transport_parse(const char *text, rs_train_transport *out) RS_MUST_CHECK;

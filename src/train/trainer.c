@@ -236,6 +236,9 @@ static rs_status make_chunks(rs_trainer *e, const rs_train_options *options, con
         chunk->shape.seq = options->seq;
         chunk->shape.max_batch = options->micro_batch;
         chunk->shape.slots = e->schedule.slots[c];
+        chunk->shape.recompute = options->recompute;
+        chunk->shape.dropout = (float)options->dropout;
+        chunk->shape.seed = options->seed;
         size_t layers = (size_t)(chunk->shape.layer_end - chunk->shape.layer_begin);
         chunk->weights.layers = rs_calloc(layers, sizeof *chunk->weights.layers);
         chunk->gradients.layers = rs_calloc(layers, sizeof *chunk->gradients.layers);

@@ -28,6 +28,8 @@ VARIANTS = [
     {"model": "qwen3-small", "freeze": "layers.attn.k*,layers.attn.q_norm.weight,layers.mlp.up.weight"},
     {"model": "llama-uneven", "optimizer": "muon", "lr": 0.01},
     {"model": "qwen2-small", "optimizer": "muon", "lr": 0.01, "freeze": "layers.attn.v.*,head.weight"},
+    {"model": "qwen3-small", "dropout": 0.1},
+    {"model": "mixtral-small", "dropout": 0.25},
 ]
 DEFAULTS = {"steps": 20, "global_batch": 8, "seq": 32, "lr": 3e-3, "seed": 1, "warmup": 10}
 
@@ -41,17 +43,21 @@ def mix(z):
         return z ^ (z >> np.uint64(31))
 
 
+def hash_name(name):
+    hashed = 0xCBF29CE484222325
+    for byte in name.encode():
+        hashed = (hashed ^ byte) * 0x100000001B3 % 2**64
+    return hashed
+
+
 def initial(seed, name, shape, first=0):
     """`first`: the first layer of the model that has the tensor."""
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     if name.endswith(".bias"):
         return np.zeros(shape, np.float32)
-    hashed = 0xCBF29CE484222325
-    for byte in name.encode():
-        hashed = (hashed ^ byte) * 0x100000001B3 % 2**64
     with np.errstate(over="ignore"):
-        key = mix(mix(np.uint64(seed)) + np.uint64(hashed))
+        key = mix(mix(np.uint64(seed)) + np.uint64(hash_name(name)))
         index = np.arange(1, math.prod(shape) + 1, dtype=np.uint64)
         bits = mix(key + index * np.uint64(0x9E3779B97F4A7C15))
     total = sum(((bits >> np.uint64(16 * k)) & np.uint64(0xFFFF)).astype(np.int64) for k in range(4))
@@ -187,12 +193,13 @@ def layer(c, w, l, x, routing):
     scores = q @ k[:, head].transpose(2, 3) / math.sqrt(c.dim)
     scores = scores.masked_fill(torch.ones(seq, seq, dtype=torch.bool).triu(1), -math.inf)
     context = (scores.softmax(-1) @ v[:, head]).transpose(1, 2).reshape(batch, seq, c.heads * c.dim)
-    x = x + linear(context, "attn.o")
+    x = x + c.drop("layers.attn.dropout", l, linear(context, "attn.o"))
     h = rms_norm(x, w["layers.mlp_norm.weight"][l], c.eps)
     if l >= c.dense:
         y, balance = experts(c, w, l - c.dense, h, routing)
-        return x + y, balance
-    return x + linear(torch.nn.functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down"), None
+        return x + c.drop("layers.mlp.dropout", l, y), balance
+    y = linear(torch.nn.functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down")
+    return x + c.drop("layers.mlp.dropout", l, y), None
 
 
 def loss_of(c, w, tokens, targets, routing):
@@ -222,6 +229,22 @@ def rate(step, o):
         return o["lr"] * step / o["warmup"]
     progress = (step - o["warmup"]) / (o["steps"] - o["warmup"])
     return o["lr"] * (0.1 + 0.9 * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def dropout(c, o, step, name, l, x):
+    """See src/train/dropout.h."""
+    rate = np.float32(o.get("dropout", 0))
+    if rate == 0:
+        return x
+    batch, seq, hidden = x.shape
+    row = (np.arange(batch, dtype=np.uint64)[:, None] * np.uint64(c.layers) + np.uint64(l)) * np.uint64(seq)
+    row = row + np.arange(seq, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        key = mix(mix(mix(np.uint64(o["seed"])) + np.uint64(hash_name(name))) + np.uint64(step))
+        index = row[:, :, None] * np.uint64(hidden) + np.arange(1, hidden + 1, dtype=np.uint64)
+        uniform = (mix(key + index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)).astype(np.float32) / 2**24
+    kept = (uniform >= rate) * (np.float32(1) / (np.float32(1) - rate)).astype(np.float64)
+    return x * torch.from_numpy(kept).to(x.dtype)
 
 
 def adamw(w, g, state, step, lr, decay):
@@ -278,6 +301,7 @@ def run(config, data_path, o, dtype):
     losses, norms, balances, routings = [], [], [], []
     for step in range(1, o["steps"] + 1):
         routing = []
+        c.drop = lambda name, l, x: dropout(c, o, step, name, l, x)
         loss, balance = loss_of(c, w, *samples(data, step, o["global_batch"], o["seq"]), routing)
         gradients = dict(zip(trained, torch.autograd.grad(loss + balance, [w[name] for name in trained])))
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients.values()))
@@ -316,7 +340,7 @@ def main():
         return
     variants = []
     for v in VARIANTS:
-        o = {"optimizer": "adamw", "freeze": "", **options, **v}
+        o = {"optimizer": "adamw", "freeze": "", "dropout": 0.0, **options, **v}
         variants.append({**o, **run(os.path.join(HERE, "models", v["model"], "config.json"),
                                     os.path.join(HERE, "data.txt"), o, getattr(torch, a.dtype))})
     with open(os.path.join(HERE, "oracle_optimizers.json"), "w", encoding="ascii") as file:
