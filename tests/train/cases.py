@@ -131,9 +131,10 @@ def oracle_zero(j):
 def against_variant(j, number, layouts, **changes):
     with open(os.path.join(jobs.HERE, "oracle_optimizers.json"), encoding="ascii") as file:
         o = json.load(file)[number]
-    name = f"{o['optimizer']}, frozen \"{o['freeze']}\", {o['model']}"
+    name = f"{o['optimizer']}, dropout {o['dropout']}, frozen \"{o['freeze']}\", {o['model']}"
     losses = {step + 1: loss for step, loss in enumerate(o["losses"])}
-    options = {key: o[key] for key in ("steps", "global_batch", "seq", "lr", "seed", "warmup", "optimizer", "freeze")}
+    options = {key: o[key] for key in ("steps", "global_batch", "seq", "lr", "seed", "warmup", "optimizer", "freeze",
+                                      "dropout")}
     options = {**options, "model": os.path.join(jobs.HERE, "models", o["model"]), **changes}
     for layout, ranks in layouts:
         result = j.run(ranks, layout=layout, **options)
@@ -151,6 +152,37 @@ def oracle_sgd(j):
     """So has SGD with momentum, everywhere."""
     against_variant(j, 0, [("dp=1", 1), ("tp=2,pp=2,dp=2,zero=3", 8), ("dp=3,zero=2", 3), ("tp=3,dp=2", 6)])
     against_variant(j, 1, [("dp=1", 1), ("tp=2,dp=2,zero=3,zero_cut=param", 4), ("dp=3,zero=2", 3)])
+
+
+@case
+def oracle_dropout(j):
+    """So has dropout: the same elements under every layout, kept or recomputed, through switches and from checkpoints."""
+    layouts = [("dp=1", 1), ("tp=2,pp=2,dp=2,zero=3", 8), ("tp=2,sp=on,cp=2", 4), ("dp=3,zero=2", 3),
+               ("pp=2,vpp=2,dp=2", 4), ("cp=3", 3)]
+    losses, options = against_variant(j, 6, layouts, micro_batch=3)
+    for recompute in ("selective", "full"):
+        against_variant(j, 6, layouts[:3], recompute=recompute)
+    result = j.run(4, layout="tp=2,dp=2", switches=["5:dp=4,zero=3", "10:pp=2,cp=2"], save_every=10, **options)
+    compare(result, losses, 1e-4, "through switches")
+    again = j.resume(result.folder, resume=10, layout="pp=4", switches=[], recompute="full")
+    compare(again, losses, 1e-4, "from a checkpoint")
+    against_variant(j, 7, [("dp=1", 1), ("dp=2,ep=2,tp=2,etp=1", 4)])
+    refused(j, 1, ["dropout 1"], dropout=1.0)
+
+
+@case
+def recompute(j):
+    """Recomputed activations are the same bits, in less memory."""
+    for model, layout, ranks in (("llama-uneven", "tp=2,pp=2,dp=2,zero=3", 8), ("qwen3-small", "tp=3", 3),
+                                 ("qwen3-small", "tp=2,sp=on,cp=2", 4), ("mixtral-small", "dp=2,ep=2", 2),
+                                 ("llama-deep", "pp=2,vpp=2,dp=2", 4)):
+        runs = [j.run(ranks, model=os.path.join(jobs.HERE, "models", model), layout=layout, steps=6, recompute=what).losses
+                for what in ("none", "selective", "full")]
+        check(runs[0] == runs[1] == runs[2], f"{model}, {layout}: {runs}")
+    used = [max(memory_of(j, 1, model=os.path.join(jobs.HERE, "models/llama-deep"), layout="dp=1", seq=1024, global_batch=8,
+                          micro_batch=8, recompute=what)[1]) for what in ("none", "selective", "full")]
+    print(f"private memory: {[f'{u / 2**20:.1f} MiB' for u in used]}")
+    check(used[0] > 1.05 * used[1] > 1.1 * used[2], f"private memory: {used}")
 
 
 @case
