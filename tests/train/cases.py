@@ -422,20 +422,22 @@ def resume_zero(j):
 
 
 def memory_of(j, ranks, **options):
-    """Bytes of each rank's arena, and of its private memory, while the job trains."""
+    """Bytes of each rank's arena, and of its private memory and its ledger, while the job trains."""
+    def shared(rank, kind):
+        return sum(os.stat(path).st_blocks * 512 for path in j.arenas() if path.endswith(f"-r{rank}.{kind}")
+                   and os.path.basename(path).startswith(f"reshard-{os.path.basename(folder)}-"))
+
     folder, process = j.start(ranks, steps=100000, **options)
     jobs.wait_for(lambda: jobs.last_step(folder) >= 3, 60)
-    arenas = [sum(os.stat(path).st_blocks * 512 for path in j.arenas() if path.endswith(f"-r{rank}.extent")
-                  and os.path.basename(path).startswith(f"reshard-{os.path.basename(folder)}-"))
-              for rank in range(ranks)]
-    private = []
+    arenas = [shared(rank, "extent") for rank in range(ranks)]
+    other = []
     for rank in range(ranks):
         with open(f"/proc/{jobs.rank_pid(folder, rank)}/status", encoding="ascii") as file:
-            private += [int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon")]
+            other += [int(line.split()[1]) * 1024 + shared(rank, "ledger") for line in file if line.startswith("RssAnon")]
     check(ask(j, "stop", folder).returncode == 0, "not stopped")
     result = j.end(folder, process)
     check(result.code == 0, f"exit status {result.code}: {result.err}")
-    return arenas, private
+    return arenas, other
 
 
 @case
@@ -451,7 +453,7 @@ def memory(j):
     for layout, ranks, kept in (("dp=2", 2, 1.5), ("dp=2,zero=1", 2, 1.5), ("dp=2,zero=2", 2, 0.5),
                                 ("dp=2,zero=3", 2, 0.5), ("dp=2,zero=2,zero_cut=dim0", 2, 0.5),
                                 ("dp=2,zero=3,zero_cut=param", 2, 0.5)):
-        arenas, private = memory_of(j, ranks, layout=layout, model=model, seq=8, global_batch=2, micro_batch=1)
+        arenas, other = memory_of(j, ranks, layout=layout, model=model, seq=8, global_batch=2, micro_batch=1)
         said = subprocess.run([j.reshard, "plan", "--model", model, "--from", layout, "--to", "tp=2", "--json"],
                               capture_output=True, text=True, check=True)
         planned = json.loads(said.stdout)
@@ -459,7 +461,7 @@ def memory(j):
         check(max(arenas) <= 1.05 * state["max"] and min(arenas) >= 0.95 * state["min"],
               f"{layout}: arenas of {arenas}, planned {state}")
         wanted = state["max"] + kept * 4 * planned["model"]["parameters"]
-        found = max(a + p for a, p in zip(arenas, private))
+        found = max(a + o for a, o in zip(arenas, other))
         base = found - wanted if base is None else base  # of the process: code's data, MPI, activations
         check(abs(found - base - wanted) <= 0.05 * wanted, f"{layout}: {found - base} bytes, wanted {wanted}")
         print(f"{layout}: arena {max(arenas) / state['max']:.4f} of what is planned, with gradients "
