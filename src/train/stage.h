@@ -2,9 +2,9 @@
  * One pipeline stage of the decoder, as one tp rank computes it: forward and backward of a
  * micro-batch.
  *
- * The mathematics is written once for any (tp, pp): a rank computes the heads, feed-forward rows
- * and vocabulary rows that its boxes have, and sums partial results over its tp group through the
- * callbacks. Activations and gradients are float32; weights are given as float32 (for 16-bit
+ * The mathematics is written once for any (tp, sp, cp, pp): a rank computes the heads, feed-forward
+ * rows and vocabulary rows that its boxes have, and sums partial results over its tp group through
+ * the callbacks. Activations and gradients are float32; weights are given as float32 (for 16-bit
  * parameters the caller keeps an expanded copy). All functions are local but for the callbacks.
  */
 #ifndef RS_TRAIN_STAGE_H
