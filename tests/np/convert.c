@@ -139,7 +139,7 @@ static void clear(void)
 
 static void test_same_bytes(void)
 {
-    static const char *const formats[] = {"native", "safetensors", "torch"};
+    static const char *const formats[] = {"native", "safetensors", "torch", "deepspeed-universal"};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (rank == 0)
             CHECK(convert(formats[i], alone, false, false) == RS_OK);
