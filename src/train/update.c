@@ -457,7 +457,6 @@ static void run_chunk(rs_update *update, int part, int64_t i, const rs_update_ra
             update->state, c->tensor, c->begin, c->count, rs_ledger_journal(ledger, part));
         rs_crash_point("journal");
         rs_ledger_open_piece(ledger, part, i);
-        rs_crash_point("opened");
     }
     apply_chunk(update, c, rate);
     if (c->own)
@@ -465,7 +464,6 @@ static void run_chunk(rs_update *update, int part, int64_t i, const rs_update_ra
     rs_crash_point("changed");
     if (ledger != NULL)
         rs_ledger_close_piece(ledger, part, i);
-    rs_crash_point("closed");
 }
 
 /* Where part `part` of `parts` begins. */
