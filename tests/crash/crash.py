@@ -20,8 +20,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TRAIN = os.path.join(os.path.dirname(HERE), "train")
-STEPS = 12
-SWITCH = 6
+# Steps, the step of the switch, steps between saves: few where the instant is named, more where it is random.
+STEPS, SWITCH, SAVES = (240, 120, 50) if "random" in sys.argv else (12, 6, 4)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
@@ -197,15 +197,21 @@ class Crash:
             return self.start(self.command(folder, kind), crash)
         return self.start(self.resume_command(folder, kind), crash)
 
+    def await_step(self, folder, process, before):
+        """Waits for the first step after those `before`, and notes how long it took."""
+        begun = time.monotonic()
+        if not before or before[-1][0] >= STEPS - 1:
+            return
+        while process.poll() is None and len(self.losses(folder)) <= len(before):
+            time.sleep(0.005)
+        if process.poll() is None:
+            self.slowest = max(self.slowest, time.monotonic() - begun)
+
     def finish(self, folder, kind, out):
         for _ in range(3):
             before = self.losses(folder)
-            begun = time.monotonic()
             process = self.go_on(folder, kind, out)
-            if before and before[-1][0] < STEPS:
-                while process.poll() is None and len(self.losses(folder)) <= len(before):
-                    time.sleep(0.005)
-                self.slowest = max(self.slowest, time.monotonic() - begun)
+            self.await_step(folder, process, before)
             code, more = self.end(process)
             out += more
             if code == 0:
@@ -247,7 +253,10 @@ class Crash:
             out += more
             if code == 0:
                 break
+            before = self.losses(folder)
             process = self.go_on(folder, kind, out)
+            if rng.random() < 0.5:
+                self.await_step(folder, process, before)
         try:
             code, more = self.end(process) if process.returncode is None else (process.returncode, "")
             out += more
