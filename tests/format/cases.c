@@ -195,6 +195,38 @@ static void test_groups(void **state)
     rs_dialect_destroy(dialect);
 }
 
+/* Layers in unlike numbers of copies are one tensor in as many as all have. */
+static void test_copies(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"dialect\":\"own\",\"tensors\":[{\"name\":\"l.{0}.w\",\"of\":\"w\"}]}";
+    rs_tensor w = {.name = "w", .ndim = 3, .shape = {2, 8, 4}};
+    rs_dialect *dialect;
+    rs_space *space;
+    rs_checkpoint *own;
+    OK(rs_dialect_parse(text, sizeof text - 1, "own", &dialect));
+    OK(rs_space_create(&space));
+    OK(rs_space_add_tensor(space, &w, NULL));
+    for (int first = 0; first < 2; first++) {
+        syn_run run = syn_usual(2, 1, 1);
+        syn_add(&run, "l.0.w", first == 0 ? SYN_REPLICATED : SYN_ROWS, 0, 2, 8, 4);
+        syn_add(&run, "l.1.w", first == 0 ? SYN_ROWS : SYN_REPLICATED, 0, 2, 8, 4);
+        syn_write(&run, folder);
+        rs_checkpoint *checkpoint = opened(folder);
+        rs_rename_options how = {.from = dialect, .space = space};
+        OK(rs_checkpoint_rename(checkpoint, &how, &own));
+        assert_int_equal(entry_of(own, "w", "param")->copies, 1);
+        for (int l = 0; l < 2; l++)
+            assert_true(at(own, "w", "exp_avg", l, 5, 3) == syn_value(2, l, 23));
+        rs_checkpoint_close(own);
+        rs_checkpoint_close(checkpoint);
+        syn_remove(folder);
+    }
+    rs_space_destroy(space);
+    rs_dialect_destroy(dialect);
+}
+
 static int64_t file_bytes(const char *path)
 {
     struct stat info;
@@ -690,6 +722,7 @@ int main(void)
         cmocka_unit_test(test_cut_sides),
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_copies),
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_c12),
         cmocka_unit_test(test_k01),

@@ -465,6 +465,17 @@ static void test_own_rules(void **state)
     rs_foreign_fini(&found);
     assert_int_equal(rs_dialect_lookup(dialect, space, "t5", &found), RS_ERR_NOT_FOUND);
     rs_dialect_destroy(dialect);
+    /* Those whose condition holds come before the others, wherever they stand. */
+    dialect = parse(OWN("{\"name\":\"u{0}\",\"of\":\"low\",\"when\":{\"family\":\"c\"}},"
+                        "{\"name\":\"u{0}\",\"of\":\"experts\"}"));
+    assert_int_equal(rs_dialect_lookup(dialect, space, "u1", &found), RS_OK);
+    assert_int_equal(found.parts[0].tensor, rs_space_find_tensor(space, "experts"));
+    rs_foreign_fini(&found);
+    assert_int_equal(rs_space_set_fact(space, "family", "c"), RS_OK);
+    assert_int_equal(rs_dialect_lookup(dialect, space, "u1", &found), RS_OK);
+    assert_int_equal(found.parts[0].tensor, rs_space_find_tensor(space, "low"));
+    rs_foreign_fini(&found);
+    rs_dialect_destroy(dialect);
     rs_space_destroy(space);
 }
 

@@ -527,6 +527,42 @@ static void test_refused(void **state)
     expect("none of the built-in dialects", false, 0);
 }
 
+/* Layers that do not begin with the first: what a checkpoint tells of itself says where. */
+static void test_first_layer(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"dialect\":\"own\",\"tensors\":[{\"name\":\"b{0}.up\","
+                               "\"of\":\"late\"},{\"name\":\"*\",\"of\":\"*\"}]}";
+    rs_tensor late = {
+        .name = "late", .ndim = 2, .shape = {2, 4}, .axis = {RS_AXIS_LAYER}, .layer_first = 3};
+    rs_tensor embed = {.name = "embed.weight", .ndim = 2, .shape = {3, 4}};
+    rs_tensor norm = {.name = "layers.attn_norm.weight", .ndim = 2, .shape = {2, 4}};
+    rs_dialect *dialect = parse(text);
+    rs_checkpoint *own, *back;
+    rs_space *space;
+    assert_int_equal(rs_space_create(&space), RS_OK);
+    assert_int_equal(rs_space_add_tensor(space, &late, NULL), RS_OK);
+    assert_int_equal(rs_space_add_tensor(space, &embed, NULL), RS_OK);
+    assert_int_equal(rs_space_add_tensor(space, &norm, NULL), RS_OK);
+    begin();
+    add("b3.up", 1, 4, 0)[1] = 31;
+    add("b4.up", 1, 4, 0)[1] = 41;
+    add("embed.weight", 2, 3, 4);
+    add("layers.attn_norm.weight", 2, 2, 4);
+    rs_checkpoint *source = written();
+    rs_rename_options in = {.from = dialect, .space = space}, out = {.to = dialect};
+    assert_int_equal(rs_checkpoint_rename(source, &in, &own), RS_OK);
+    assert_true(at(own, "late", 0, 1, 0) == 31 && at(own, "late", 1, 1, 0) == 41);
+    if (rs_checkpoint_rename(own, &out, &back) != RS_OK)
+        fail_msg("%s", rs_error_message());
+    assert_same(source, back);
+    rs_checkpoint_close(back);
+    rs_checkpoint_close(own);
+    rs_checkpoint_close(source);
+    rs_space_destroy(space);
+    rs_dialect_destroy(dialect);
+}
+
 /* The N-th allocation fails, N = 1, 2, ...: the call says so and nothing is left (run under asan).
  */
 static void test_allocation_failures(void **state)
@@ -565,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_gpt2),
         cmocka_unit_test(test_fused),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_first_layer),
         cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
