@@ -25,13 +25,15 @@ static struct {
 void rs_crash_begin(int rank)
 {
     const char *text = getenv("RESHARD_CRASH");
-    int wanted;
-    long long step, visit = 1;
+    int wanted = rank;
+    long long step = 0, visit = 1;
     crash.armed = false;
-    if (text == NULL ||
-        sscanf(text, "%31[^:]:%d:%lld:%lld", crash.name, &wanted, &step, &visit) < 3)
-        return;
-    crash.armed = wanted == rank;
+    for (; text != NULL && !crash.armed; text = strchr(text, ','), text += text != NULL) {
+        visit = 1;
+        crash.armed =
+            sscanf(text, "%31[^:]:%d:%lld:%lld", crash.name, &wanted, &step, &visit) >= 3 &&
+            wanted == rank;
+    }
     crash.step = step;
     atomic_store(&crash.now, -1);
     atomic_store(&crash.left, visit);

@@ -5,6 +5,8 @@
  *
  * RESHARD_CRASH=POINT:RANK:STEP[:NTH] in the environment names the point, the rank, the step from
  * which on it is armed, and which visit of it since then (1, the default, is the first).
+ * Several stand with commas between: the first of the process's rank counts; -1 is the
+ * supervisor's.
  */
 #ifndef RS_BASE_CRASH_H
 #define RS_BASE_CRASH_H
