@@ -655,7 +655,8 @@ rs_status rs_stage_forward(rs_stage *stage, const rs_stage_tensors *weights, int
     }
     if (shape->first) {
         RS_TRY(check_bytes(stage, "token", tokens, rows));
-        memcpy(s->tokens, tokens, (size_t)rows);
+        if (rows > 0)
+            memcpy(s->tokens, tokens, (size_t)rows);
         enter(stage, 0, block_after(stage, -1), RS_USE_WEIGHTS);
         rs_embed_forward(rows, hidden, tokens, weights->embed, shape->vocab_begin, shape->vocab_end,
             stage->partial);

@@ -56,7 +56,7 @@ has_steps() {
     [ -f "$1/metrics.jsonl" ] && [ "$(steps_of "$1")" -ge "$2" ]
 }
 long=("${small[@]}" --model qwen2-moe-tiny --steps 100000 --save-on-exit off)
-"$reshard" "${long[@]}" --layout dp=3,ep=3,zero=1 --job moekill >moekill.log 2>&1 &
+"$reshard" "${long[@]}" --max-restarts 0 --layout dp=3,ep=3,zero=1 --job moekill >moekill.log 2>&1 &
 job=$!
 until_true 60 has_steps moekill 3
 kill -9 "$(cut -d' ' -f1 moekill/ranks/1-2)"

@@ -224,6 +224,7 @@ int main(void)
     if (rank == 0)
         CHECK(rs_remove_folder(root) == RS_OK);
     MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, world);
+    leaks_check();
     MPI_Finalize();
     return failed;
 }
