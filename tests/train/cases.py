@@ -681,7 +681,7 @@ def refusals(j):
     refused(j, 2, ["layout", "already"], layout="tp=2", switches=["5:tp=2"])
     refused(j, 4, ["pp"], layout="pp=4")
     refused(j, 1, ["no_such_key"], no_such_key=1)
-    refused(j, 1, ["GiB in /dev/shm", "there are", "--arena-dir"], model="llama3-70b")
+    refused(j, 1, ["iB in /dev/shm", "there are", "--arena-dir"], model="llama3-70b")
     refused(j, 2, ["its step must be"], switches=["21:tp=2"])
 
 
