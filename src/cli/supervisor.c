@@ -9,7 +9,8 @@
  * it waits for a single peer.
  * 3. Worlds prove themselves by the job's secret before they are heard (elastic/link.h).
  * 4. A world whose ranks show no sign of life counts as dead: the rank that stopped is killed, and
- *    the launcher ends the others.
+ *    the launcher ends the others. So does one whose launcher does not see that its ranks have gone:
+ *    the launcher is ended.
  * 5. The first rank that died is named in one line; the launcher's own texts are shown only if
  *    nothing else explains the end.
  */
@@ -32,6 +33,7 @@
 #include "cli/subject.h"
 
 #define TICK_SECONDS 0.05 /* between looks for requests */
+#define GONE_SECONDS 15   /* from a host's last word to the launcher's end, at most */
 
 /* ---- worlds ---- */
 
@@ -203,6 +205,10 @@ static void check_beats(supervisor *s)
             snprintf(s->stopped_rank, sizeof s->stopped_rank,
                 "rank %d on %s has shown no sign of life for %.0f s", host->rank, host->name,
                 silent);
+        else if (host->link == NULL && silent > GONE_SECONDS)
+            snprintf(s->stopped_rank, sizeof s->stopped_rank,
+                "rank %d on %s has gone, and the launcher (process %ld) goes on without it",
+                host->rank, host->name, (long)w->process);
     }
     if (s->stopped_rank[0] != '\0')
         end_stopped(s);

@@ -3,7 +3,7 @@
 # the losses of a job that nothing happened to, every step once, and nothing is left.
 set -u
 . "$(dirname "$0")/lib.sh"
-for name in kill plain lost fault often; do
+for name in kill plain deaf lost fault often; do
     declare "$name=cli$name$$"
 done
 
@@ -107,6 +107,15 @@ first = min(l['step'] for l in lines if l.get('event') == 'switch')
 for s in range(1, $last + 1):
     assert a[s] == b[s] if s <= first else abs(a[s] - b[s]) <= 1e-5 * b[s], (s, first, a[s], b[s])
 "
+
+# A launcher that does not see its ranks go (Open MPI's was found so) is ended after a while.
+begin "$deaf" "${small[@]}" --layout tp=2
+kill -STOP "$(launcher_process "$deaf")"
+kill -9 "$(rank_process "$deaf" 0)" "$(rank_process "$deaf" 1)"
+sleep 15
+goes_on "$deaf" 'a launcher that sees nothing' 2
+expect 0 'restart .* why rank 0 on .* has gone, and the launcher' events "$deaf"
+stop "$deaf"
 
 # A place that is lost: the nearest layout, then what --fallback says.
 begin "$lost" "${small[@]}" --layout tp=2,dp=2 --lose-slot 3
