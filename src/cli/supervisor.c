@@ -9,8 +9,8 @@
  * it waits for a single peer.
  * 3. Worlds prove themselves by the job's secret before they are heard (elastic/link.h).
  * 4. A world whose ranks show no sign of life counts as dead: the rank that stopped is killed, and
- *    the launcher ends the others. So does one whose launcher does not see that its ranks have gone:
- *    the launcher is ended.
+ *    the launcher ends the others. So does one whose launcher does not see that its ranks have
+ * gone: the launcher is ended.
  * 5. The first rank that died is named in one line; the launcher's own texts are shown only if
  *    nothing else explains the end.
  */
