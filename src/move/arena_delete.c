@@ -70,14 +70,8 @@ static int compare_ranges(const void *a, const void *b)
 /* Collects, sorted, the ranges of `extent` that the tables in the folder name. */
 static rs_status named_ranges(const rs_keeper *keeper, const rs_extent *extent, range_list *ranges)
 {
-    int fd = openat(keeper->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
-    if (folder == NULL) {
-        int error = errno;
-        if (fd >= 0)
-            close(fd);
-        return rs_error_errno(error, "cannot list %s", keeper->folder);
-    }
+    DIR *folder;
+    RS_TRY(rs_keeper_list(keeper, &folder));
     rs_status status = RS_OK;
     for (struct dirent *entry; status == RS_OK && (entry = readdir(folder)) != NULL;) {
         int generation;

@@ -165,15 +165,8 @@ rs_status rs_arena_list(const rs_keeper *keeper, rs_arena_place **out, size_t *c
 {
     place_list list = {0};
     rs_status status = RS_OK;
-    /* A descriptor of its own: reading the folder moves its position. */
-    int fd = openat(keeper->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
-    if (folder == NULL) {
-        int error = errno;
-        if (fd >= 0)
-            close(fd);
-        return rs_error_errno(error, "cannot list %s", keeper->folder);
-    }
+    DIR *folder;
+    RS_TRY(rs_keeper_list(keeper, &folder));
     for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         rs_arena_place place;
         rs_arena_file kind;

@@ -197,15 +197,12 @@ rs_status rs_table_write(const rs_keeper *keeper, int generation, int rank, rs_t
         RS_ARENA_PAGE + body_bytes(table->extent_count, table->entry_count), RS_ARENA_PAGE);
     rs_table_header header = {.version = VERSION,
         .flags = table->flags,
-        .generation = generation,
-        .rank = rank,
         .extent_count = (int64_t)table->extent_count,
         .entry_count = (int64_t)table->entry_count,
         .marks = table->marks,
         .body_hash = hash_body(table)};
     memcpy(header.magic, magic, sizeof magic);
-    memcpy(header.job, keeper->job, sizeof keeper->job);
-    memcpy(header.boot, keeper->boot, sizeof keeper->boot);
+    rs_stamp_set(keeper, generation, rank, &header.stamp);
     header.header_hash = hash_header(&header);
     table->identity = header.header_hash;
 
@@ -236,13 +233,7 @@ static rs_status check_header(
             header->version, VERSION);
     if (header->header_hash != hash_header(header))
         return rs_error_set(RS_ERR_MALFORMED, "the header's checksum is wrong");
-    if (strncmp(header->job, keeper->job, sizeof header->job) != 0 ||
-        header->generation != generation || header->rank != rank)
-        return rs_error_set(RS_ERR_MISMATCH,
-            "belongs to job %.56s, generation %" PRId32 ", rank %" PRId32, header->job,
-            header->generation, header->rank);
-    if (memcmp(header->boot, keeper->boot, sizeof header->boot) != 0)
-        return rs_error_set(RS_ERR_MISMATCH, "was written before the machine was started");
+    RS_TRY(rs_stamp_check(keeper, generation, rank, &header->stamp));
     if (header->extent_count < 0 || header->extent_count > MAX_COUNT || header->entry_count < 0 ||
         header->entry_count > MAX_COUNT)
         return rs_error_set(RS_ERR_MALFORMED, "impossible numbers of extents or segments");

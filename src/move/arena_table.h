@@ -3,6 +3,7 @@
 #ifndef RS_MOVE_ARENA_TABLE_H
 #define RS_MOVE_ARENA_TABLE_H
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,6 +29,23 @@ struct rs_keeper {
     char *folder;
     int fd; /* of the folder */
 };
+
+/* What tells whose a file is; a part of the first page of tables and ledgers. */
+typedef struct rs_stamp {
+    char job[56];
+    char boot[40];
+    int32_t generation;
+    int32_t rank;
+} rs_stamp;
+
+void rs_stamp_set(const rs_keeper *keeper, int generation, int rank, rs_stamp *out);
+
+/* RS_ERR_MISMATCH: it is another's, or was written before the machine was started. */
+rs_status rs_stamp_check(
+    const rs_keeper *keeper, int generation, int rank, const rs_stamp *stamp) RS_MUST_CHECK;
+
+/* Opens the keeper's folder for reading its names, from the first; the caller closes it. */
+rs_status rs_keeper_list(const rs_keeper *keeper, DIR **out) RS_MUST_CHECK;
 
 /* An extent file named by a table: that of (generation, rank), of which `bytes` bytes are used. */
 typedef struct rs_extent {
@@ -65,10 +83,7 @@ typedef struct rs_table_header {
     char magic[8];
     uint32_t version;
     uint32_t flags;
-    char job[56];
-    char boot[40];
-    int32_t generation;
-    int32_t rank;
+    rs_stamp stamp;
     int64_t extent_count;
     int64_t entry_count;
     int64_t marks;        /* byte offset of the marks */

@@ -13,6 +13,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -101,7 +102,7 @@ rs_status rs_keeper_free_bytes(const rs_keeper *keeper, int64_t *bytes)
     return RS_OK;
 }
 
-rs_status rs_keeper_sweep(rs_keeper *keeper)
+rs_status rs_keeper_list(const rs_keeper *keeper, DIR **out)
 {
     /* A descriptor of its own: reading the folder moves its position. */
     int fd = openat(keeper->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -112,6 +113,33 @@ rs_status rs_keeper_sweep(rs_keeper *keeper)
             close(fd);
         return rs_error_errno(error, "cannot list %s", keeper->folder);
     }
+    *out = folder;
+    return RS_OK;
+}
+
+void rs_stamp_set(const rs_keeper *keeper, int generation, int rank, rs_stamp *out)
+{
+    *out = (rs_stamp){.generation = generation, .rank = rank};
+    memcpy(out->job, keeper->job, sizeof keeper->job);
+    memcpy(out->boot, keeper->boot, sizeof keeper->boot);
+}
+
+rs_status rs_stamp_check(const rs_keeper *keeper, int generation, int rank, const rs_stamp *stamp)
+{
+    if (strncmp(stamp->job, keeper->job, sizeof stamp->job) != 0 ||
+        stamp->generation != generation || stamp->rank != rank)
+        return rs_error_set(RS_ERR_MISMATCH,
+            "belongs to job %.56s, generation %" PRId32 ", rank %" PRId32, stamp->job,
+            stamp->generation, stamp->rank);
+    if (memcmp(stamp->boot, keeper->boot, sizeof stamp->boot) != 0)
+        return rs_error_set(RS_ERR_MISMATCH, "was written before the machine was started");
+    return RS_OK;
+}
+
+rs_status rs_keeper_sweep(rs_keeper *keeper)
+{
+    DIR *folder;
+    RS_TRY(rs_keeper_list(keeper, &folder));
     rs_status status = RS_OK;
     for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         int generation;

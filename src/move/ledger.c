@@ -46,10 +46,7 @@ typedef struct file_header {
     char magic[8];
     uint32_t version;
     int32_t slots;
-    char job[56];
-    char boot[40];
-    int32_t generation;
-    int32_t rank;
+    rs_stamp stamp;
     int64_t work_bytes;
     int64_t slot_bytes;
     uint64_t hash; /* XXH3 of the bytes before */
@@ -188,13 +185,10 @@ static rs_status fill_file(const rs_keeper *keeper, int generation, int rank, co
     RS_TRY(reserve(keeper, name, fd, 0, first));
     file_header header = {.version = VERSION,
         .slots = shape->slots,
-        .generation = generation,
-        .rank = rank,
         .work_bytes = shape->work_bytes,
         .slot_bytes = shape->slot_bytes};
     memcpy(header.magic, magic, sizeof magic);
-    memcpy(header.job, keeper->job, sizeof keeper->job);
-    memcpy(header.boot, keeper->boot, sizeof keeper->boot);
+    rs_stamp_set(keeper, generation, rank, &header.stamp);
     header.hash = hash_header(&header);
     uint64_t pieces = shape->pieces;
     if (!rs_file_write_at(fd, &pieces, sizeof pieces, PAGE + offsetof(words, pieces)) ||
@@ -236,13 +230,7 @@ static rs_status check_header(
             header->version, VERSION);
     if (header->hash != hash_header(header))
         return rs_error_set(RS_ERR_MALFORMED, "the header's checksum is wrong");
-    if (strncmp(header->job, keeper->job, sizeof header->job) != 0 ||
-        header->generation != generation || header->rank != rank)
-        return rs_error_set(RS_ERR_MISMATCH,
-            "belongs to job %.56s, generation %" PRId32 ", rank %" PRId32, header->job,
-            header->generation, header->rank);
-    if (memcmp(header->boot, keeper->boot, sizeof header->boot) != 0)
-        return rs_error_set(RS_ERR_MISMATCH, "was written before the machine was started");
+    RS_TRY(rs_stamp_check(keeper, generation, rank, &header->stamp));
     rs_ledger_shape shape = {header->work_bytes, header->slots, header->slot_bytes, 0};
     if (rs_ledger_bytes(&shape, &bytes) != RS_OK || bytes != size)
         return rs_error_set(
