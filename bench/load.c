@@ -14,19 +14,11 @@
 #include "bench.h"
 #include "ckpt/publish.h"
 #include "reshard/layout.h"
-#include "reshard/model.h"
 #include "reshard/native.h"
+#include "state.h"
 
 #define RANKS 4
 #define PART ((size_t)8 << 20)
-
-static void need(rs_status status, const char *what)
-{
-    if (status == RS_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", what, rs_error_message());
-    exit(1);
-}
 
 /* What a rank tells. */
 typedef struct told {
@@ -45,25 +37,6 @@ static int64_t bytes_asked(void)
     if (n <= 0 || sscanf(text, "rchar: %lld", &bytes) != 1)
         exit(77);
     return bytes - n; /* this read is not in it yet, the one before is */
-}
-
-static rs_space *make_space(int64_t bytes)
-{
-    rs_model model;
-    rs_space *space = NULL;
-    need(rs_model_load("llama-tiny", &model), "model");
-    model.hidden = 1024;
-    model.heads = 8;
-    model.kv_heads = 4;
-    model.head_dim = 128;
-    model.ffn = 2816;
-    model.vocab = 8192;
-    for (model.layers = 1;; model.layers++) {
-        rs_space_destroy(space);
-        need(rs_model_space(&model, RS_DTYPE_F32, &space), "space");
-        if (rs_space_bytes(space, -1) >= bytes)
-            return space;
-    }
 }
 
 static rs_placement *place(const rs_space *space, const char *text)

@@ -7,36 +7,8 @@
  */
 #include "bench.h"
 #include "reshard/layout.h"
-#include "reshard/model.h"
 #include "reshard/native.h"
-
-static void need(rs_status status, const char *what)
-{
-    if (status == RS_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", what, rs_error_message());
-    exit(1);
-}
-
-/* A Llama-like model whose state has about so many bytes. */
-static rs_space *make_space(int64_t bytes)
-{
-    rs_model model;
-    rs_space *space = NULL;
-    need(rs_model_load("llama-tiny", &model), "model");
-    model.hidden = 1024;
-    model.heads = 8;
-    model.kv_heads = 4;
-    model.head_dim = 128;
-    model.ffn = 2816;
-    model.vocab = 8192;
-    for (model.layers = 1;; model.layers++) {
-        rs_space_destroy(space);
-        need(rs_model_space(&model, RS_DTYPE_F32, &space), "space");
-        if (rs_space_bytes(space, -1) >= bytes)
-            return space;
-    }
-}
+#include "state.h"
 
 static double of_begin(const rs_placement *placement, const rs_memory *memory, rs_save **save)
 {
