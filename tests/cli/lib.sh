@@ -81,6 +81,21 @@ until_true() {
     done
 }
 
+# check_gone NAME: nothing is left of a job, processes neither.
+check_gone() {
+    check_clean "$1"
+    until_true 10 bash -c "! pgrep -f -- '--job $1( |\$)'"
+    verdict "no process of $1 is left" $? "$(pgrep -af -- "--job $1( |\$)")"
+}
+
+# stop_job NAME: ends a running job whose process is $job, and whose output is in NAME.log.
+stop_job() {
+    expect 0 'the job has stopped' stop "$1"
+    wait $job
+    verdict "$1 ends with 0" $? "$(tail -5 "$1.log")"
+    check_gone "$1"
+}
+
 finish() {
     echo "$passed passed, $failed failed"
     [ $failed -eq 0 ]

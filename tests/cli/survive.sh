@@ -27,17 +27,6 @@ begin() {
     until_true 60 is_at "$name" 3
     verdict "$name begins" $? "$(tail -5 "$name.log")"
 }
-stop() {
-    expect 0 'the job has stopped' stop "$1"
-    wait $job
-    verdict "$1 ends with 0" $? "$(tail -5 "$1.log")"
-    gone "$1"
-}
-gone() {
-    check_clean "$1"
-    until_true 10 bash -c "! pgrep -f -- '--job $1( |\$)'"
-    verdict "no process of $1 is left" $? "$(pgrep -af -- "--job $1( |\$)")"
-}
 rank_process() { # NAME RANK: of the newest world
     local world
     world=$(status_of "$1" 'j["worlds"][0]["world"]')
@@ -74,7 +63,7 @@ kill -SEGV "$(rank_process "$kill" 2)"
 goes_on "$kill" 'after a switch in place' 8
 expect 0 '^switched .* -> dp=3' scale "$kill" 3
 expect 0 'restart step [0-9]+ from tp=2 to tp=2 why rank 1' events "$kill"
-stop "$kill"
+stop_job "$kill"
 [ "$(grep -c '; going on from there' "$kill.log")" -eq 6 ]
 verdict "six deaths, six lines" $? "$(grep '^reshard' "$kill.log")"
 check "every step once, and soon again" python3 -c "
@@ -95,7 +84,7 @@ import json
 print(min(50, max(l['step'] for l in map(json.loads, open('$kill/metrics.jsonl')) if 'loss' in l)))")
 begin "$plain" "${small[@]}" --layout tp=2
 until_true 60 is_at "$plain" "$last"
-stop "$plain"
+stop_job "$plain"
 check "the same losses" python3 -c "
 import json
 def read(path):
@@ -115,7 +104,7 @@ kill -9 "$(rank_process "$deaf" 0)" "$(rank_process "$deaf" 1)"
 sleep 15
 goes_on "$deaf" 'a launcher that sees nothing' 2
 expect 0 'restart .* why rank 0 on .* has gone, and the launcher' events "$deaf"
-stop "$deaf"
+stop_job "$deaf"
 
 # A place that is lost: the nearest layout, then what --fallback says.
 begin "$lost" "${small[@]}" --layout tp=2,dp=2 --lose-slot 3
@@ -126,14 +115,14 @@ verdict "it keeps tp" $? "$(tail -5 "$lost.log")"
 grep -q 'a rank.s place is lost, 3 are left: going on in tp=2, which keeps tp, then pp, and shrinks dp; 1 spare' \
     "$lost.log"
 verdict "it says what it chose and why" $? "$(grep '^reshard' "$lost.log")"
-stop "$lost"
+stop_job "$lost"
 lost=${lost}b
 begin "$lost" "${small[@]}" --layout tp=2,dp=2 --lose-slot 0 --fallback dp=4 --fallback dp=3 --fallback tp=2
 kill -9 "$(rank_process "$lost" 0)"
 goes_on "$lost" 'a place lost' 2
 [ "$(status_of "$lost" '(j["layout"], j["ranks"])')" = "('dp=3', 3)" ]
 verdict "the first fallback that fits" $? "$(tail -5 "$lost.log")"
-stop "$lost"
+stop_job "$lost"
 
 # A step that dies twice by its own fault ends the job; its state stays. A death before the step began or
 # after it ended does not count, so it may take more than two.
@@ -150,7 +139,7 @@ wait $job || code=$?
     "$fault.log"
 verdict "a step that dies twice ends the job (exit code $code)" $? "$(tail -5 "$fault.log")"
 expect 0 'nothing of .* is left in memory' clean "$fault"
-gone "$fault"
+check_gone "$fault"
 
 # As often as it may.
 begin "$often" "${small[@]}" --layout dp=1 --max-restarts 1
@@ -162,5 +151,5 @@ wait $job || code=$?
 [ $code -eq 1 ] && grep -q 'restarted as often as it may' "$often.log"
 verdict "as often as it may (exit code $code)" $? "$(tail -5 "$often.log")"
 expect 0 'nothing of .* is left in memory' clean "$often"
-gone "$often"
+check_gone "$often"
 finish

@@ -25,14 +25,6 @@ begin() {
     until_true 60 has_begun "$name"
     verdict "$name begins" $? "$(tail -5 "$name.log")"
 }
-stop() {
-    expect 0 'the job has stopped' stop "$1"
-    wait $job
-    verdict "$1 ends with 0" $? "$(tail -5 "$1.log")"
-    check_clean "$1"
-    until_true 10 bash -c "! pgrep -f -- '--job $1( |\$)'"
-    verdict "no process of $1 is left" $? "$(pgrep -af -- "--job $1( |\$)")"
-}
 descriptors() {
     find "/proc/$job/fd" -mindepth 1 | wc -l
 }
@@ -74,7 +66,7 @@ expect 0 'quiesced' events $worlds
 expect 0 '-> tp=5' switch $worlds tp=5
 expect 0 '-> dp=5' switch $worlds dp=5
 expect 0 '-> dp=5,zero=1' switch $worlds dp=5,zero=1 --new-world
-stop $worlds
+stop_job $worlds
 check "every step once, and the stages of every world" python3 -c "
 import json
 lines = [json.loads(l) for l in open('$worlds/metrics.jsonl')]
@@ -102,7 +94,7 @@ print(min(50, max(l['step'] for l in map(json.loads, open('$worlds/metrics.jsonl
 begin "$plain" --layout tp=2
 until_true 60 bash -c "'$reshard' status $plain --json |
     python3 -c 'import json, sys; sys.exit(json.load(sys.stdin)[\"step\"] < $steps)'"
-stop "$plain"
+stop_job "$plain"
 check "the same losses" python3 -c "
 import json
 def losses(path):
@@ -157,13 +149,13 @@ expect 1 'the content sum is' scale $fail 4
 goes_on 'a wrong certificate'
 # And then it works.
 expect 0 '^switched .* tp=2 -> tp=2,dp=2' scale $fail 4
-stop $fail
+stop_job $fail
 
 # Too slow is given up.
 begin $slow --layout dp=1 --world-timeout 0.05
 expect 1 'not ready within' scale $slow 2
 expect 0 'dp=1' status $slow
-stop $slow
+stop_job $slow
 
 # Ctrl-C while a world is being built.
 begin $int --layout dp=1

@@ -359,7 +359,8 @@ static void test_k01(void **state)
     }
 }
 
-/* E08: frozen weights have their value, their type, and nothing else; no placeholder is written. */
+/* E08: frozen weights have their value, their type, and nothing else; nothing stands in for the
+ * rest. */
 static void test_frozen(void **state)
 {
     (void)state;

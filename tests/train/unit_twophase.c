@@ -19,29 +19,13 @@
 #include "base/crash.h"
 #include "reshard/model.h"
 #include "reshard/optimizer.h"
+#include "support/keeper.h"
 #include "train/muon.h"
 #include "train/twophase.h"
 
 #ifdef RS_CRASH_POINTS
 
-static rs_keeper *keeper;
 static int generation;
-
-static int open_keeper(void **state)
-{
-    (void)state;
-    char job[48];
-    snprintf(job, sizeof job, "unit-twophase-%ld", (long)getpid());
-    return rs_keeper_open(job, NULL, &keeper) != RS_OK;
-}
-
-static int close_keeper(void **state)
-{
-    (void)state;
-    int failed = rs_keeper_sweep(keeper) != RS_OK;
-    rs_keeper_close(keeper);
-    return failed;
-}
 
 /* One rank of a job, with a gradient and directions in its ledger. */
 typedef struct rank {

@@ -13,28 +13,12 @@
 #include <unistd.h>
 
 #include "reshard/model.h"
+#include "support/keeper.h"
 #include "train/bfloat16.h"
 #include "train/group.h"
 #include "train/update.h"
 
-static rs_keeper *keeper;
 static int generation;
-
-static int open_keeper(void **state)
-{
-    (void)state;
-    char job[48];
-    snprintf(job, sizeof job, "unit-update-%ld", (long)getpid());
-    return rs_keeper_open(job, NULL, &keeper) != RS_OK;
-}
-
-static int close_keeper(void **state)
-{
-    (void)state;
-    int failed = rs_keeper_sweep(keeper) != RS_OK;
-    rs_keeper_close(keeper);
-    return failed;
-}
 
 /* A gradient that is a function of the tensor and the element. */
 static float gradient_of(int tensor, int64_t element)

@@ -20,18 +20,7 @@
 #include "base/memory.h"
 #include "move/arena_table.h"
 #include "reshard/arena.h"
-
-static char folder[64];
-static rs_keeper *keeper;
-
-static int setup(void **state)
-{
-    (void)state;
-    snprintf(folder, sizeof folder, "/dev/shm/rs-test-%d", (int)getpid());
-    if (mkdir(folder, 0700) != 0)
-        return -1;
-    return rs_keeper_open("job", folder, &keeper) == RS_OK ? 0 : -1;
-}
+#include "support/keeper.h"
 
 static int file_count(void)
 {
@@ -46,15 +35,6 @@ static int file_count(void)
 static void path_of(const char *name, char *path, size_t size)
 {
     snprintf(path, size, "%s/%s", folder, name);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    rs_status status = rs_keeper_sweep(keeper);
-    rs_keeper_close(keeper);
-    int left = file_count();
-    return status == RS_OK && left == 0 && rmdir(folder) == 0 ? 0 : -1;
 }
 
 static rs_segment some[] = {{0, 100}, {3, 4096}, {4, 0}, {10, 300000}, {11, 5000}};
@@ -633,5 +613,5 @@ int main(void)
         cmocka_unit_test(files_close_on_exec),
         cmocka_unit_test(survives_failed_allocations),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, open_keeper, close_keeper);
 }

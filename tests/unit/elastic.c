@@ -20,29 +20,11 @@
 
 #include "move/arena_table.h"
 #include "reshard/elastic.h"
+#include "support/keeper.h"
 
-static char folder[64];
-static rs_keeper *keeper;
 static rs_segment some[] = {{0, 100}, {3, 4096}};
 static const rs_segment_list segments = {some, 2, 2};
 static const rs_ledger_shape shape = {.work_bytes = 100, .slots = 1, .slot_bytes = 100};
-
-static int setup(void **state)
-{
-    (void)state;
-    snprintf(folder, sizeof folder, "/dev/shm/rs-test-%d", (int)getpid());
-    if (mkdir(folder, 0700) != 0)
-        return -1;
-    return rs_keeper_open("job", folder, &keeper) == RS_OK ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    rs_status status = rs_keeper_sweep(keeper);
-    rs_keeper_close(keeper);
-    return status == RS_OK && rmdir(folder) == 0 ? 0 : -1;
-}
 
 static void records(void **state)
 {
@@ -253,5 +235,5 @@ int main(void)
         cmocka_unit_test(fences),
         cmocka_unit_test(surveys),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, open_keeper, close_keeper);
 }

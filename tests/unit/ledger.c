@@ -16,26 +16,7 @@
 #include <unistd.h>
 
 #include "reshard/ledger.h"
-
-static char folder[64];
-static rs_keeper *keeper;
-
-static int setup(void **state)
-{
-    (void)state;
-    snprintf(folder, sizeof folder, "/dev/shm/rs-test-%d", (int)getpid());
-    if (mkdir(folder, 0700) != 0)
-        return -1;
-    return rs_keeper_open("job", folder, &keeper) == RS_OK ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    rs_status status = rs_keeper_sweep(keeper);
-    rs_keeper_close(keeper);
-    return status == RS_OK && rmdir(folder) == 0 ? 0 : -1;
-}
+#include "support/keeper.h"
 
 static const rs_ledger_shape shape = {.work_bytes = 10000, .slots = 3, .slot_bytes = 5000};
 
@@ -173,5 +154,5 @@ int main(void)
         cmocka_unit_test(notes),
         cmocka_unit_test(damage),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, open_keeper, close_keeper);
 }

@@ -12,9 +12,10 @@
 #include "base/memory.h"
 #include "train/kernels.h"
 #include "train/moe_route.h"
+#include "support/meeting.h"
 #include "unit/stage_ranks.h"
 
-#define MOST_RANKS 12
+#define MOST_RANKS MEETING_RANKS
 
 static rs_model make_model(int64_t experts, int64_t chosen, int64_t width)
 {
@@ -131,15 +132,6 @@ static void test_odd_models(void **state)
 
 /* ---- many ranks, one thread each ---- */
 
-/* Threads that meet; what each brings stands in `items`. */
-typedef struct meeting {
-    int count;
-    pthread_barrier_t barrier;
-    void *items[MOST_RANKS];
-    int64_t counts[MOST_RANKS];
-    float *sum;
-} meeting;
-
 typedef struct meshes {
     int tp, dp, etp, ep;
     meeting tp_groups[MOST_RANKS];
@@ -177,27 +169,7 @@ static meeting *expert_group(const member *m)
 
 static rs_status reduce(member *m, float *values, int64_t count, bool maximum)
 {
-    meeting *g = tp_group(m);
-    int me = m->rank % m->mesh->tp;
-    g->items[me] = values;
-    g->counts[me] = count;
-    pthread_barrier_wait(&g->barrier);
-    if (me == 0) {
-        g->sum = malloc((size_t)count * sizeof *g->sum);
-        memcpy(g->sum, values, (size_t)count * sizeof *g->sum);
-        for (int r = 1; r < g->count; r++)
-            for (int64_t i = 0; i < count && g->counts[r] == count; i++) {
-                float other = ((const float *)g->items[r])[i];
-                g->sum[i] = maximum ? fmaxf(g->sum[i], other) : g->sum[i] + other;
-            }
-    }
-    pthread_barrier_wait(&g->barrier);
-    memcpy(values, g->sum, (size_t)count * sizeof *values);
-    rs_status status = g->counts[0] == count ? RS_OK : RS_ERR_PEER;
-    pthread_barrier_wait(&g->barrier);
-    if (me == 0)
-        free(g->sum);
-    return status;
+    return meeting_reduce(tp_group(m), m->rank % m->mesh->tp, values, count, maximum);
 }
 
 static rs_status reduce_sum(void *context, float *values, int64_t count)

@@ -16,6 +16,7 @@
 #include "base/memory.h"
 #include "decoder.h"
 #include "train/kernels.h"
+#include "support/meeting.h"
 #include "unit/stage_ranks.h"
 
 #define MOST_RANKS 4
@@ -89,18 +90,9 @@ static void test_long_sequence(void **state)
     check_reference(&m, 131, 1);
 }
 
-/* A group of threads, each a tp rank: reductions meet at a barrier and add in the order of ranks.
- */
-typedef struct group {
-    int ranks;
-    pthread_barrier_t barrier;
-    float *values[MOST_RANKS];
-    int64_t counts[MOST_RANKS];
-    float *result;
-} group;
-
+/* A thread, which is a tp rank. */
 typedef struct member {
-    group *group;
+    meeting *group;
     int rank;
     rs_stage_shape shape;
     const decoder *whole_weights;
@@ -116,25 +108,7 @@ typedef struct member {
 
 static rs_status reduce(member *m, float *values, int64_t count, bool maximum)
 {
-    group *g = m->group;
-    g->values[m->rank] = values;
-    g->counts[m->rank] = count;
-    pthread_barrier_wait(&g->barrier);
-    if (m->rank == 0) {
-        g->result = malloc((size_t)count * sizeof *g->result);
-        memcpy(g->result, g->values[0], (size_t)count * sizeof *g->result);
-        for (int r = 1; r < g->ranks; r++)
-            for (int64_t i = 0; i < count && g->counts[r] == count; i++)
-                g->result[i] =
-                    maximum ? fmaxf(g->result[i], g->values[r][i]) : g->result[i] + g->values[r][i];
-    }
-    pthread_barrier_wait(&g->barrier);
-    memcpy(values, g->result, (size_t)count * sizeof *values);
-    rs_status status = g->counts[0] == count ? RS_OK : RS_ERR_PEER;
-    pthread_barrier_wait(&g->barrier);
-    if (m->rank == 0)
-        free(g->result);
-    return status;
+    return meeting_reduce(m->group, m->rank, values, count, maximum);
 }
 
 static rs_status reduce_sum(void *context, float *values, int64_t count)
@@ -197,7 +171,7 @@ static void check_tp(const rs_model *model, int ranks)
     decoder got = decoder_create(&shape, 0);
     double loss = run_whole(&shape, &weights, &wanted, BATCH, tokens, targets, 0.5f);
 
-    group g = {.ranks = ranks};
+    meeting g = {.count = ranks};
     member members[MOST_RANKS];
     pthread_t threads[MOST_RANKS];
     pthread_barrier_init(&g.barrier, NULL, (unsigned)ranks);
