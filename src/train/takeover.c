@@ -329,7 +329,9 @@ static rs_status verify(rs_job *job, pull *p)
     if (status == RS_OK)
         status = rs_sums_words(p->after, p->after_words);
     RS_TRY(rs_job_agree(job, status));
-    RS_TRY(rs_move_verify(job->comm, job->space, p->before_words, p->after_words));
+    /* All have the same answer; agreeing tells them that all know, and nobody aborts the others. */
+    RS_TRY(
+        rs_job_agree(job, rs_move_verify(job->comm, job->space, p->before_words, p->after_words)));
     p->event.certificate = "ok";
     memcpy(job->sums, p->after_words, rs_sums_word_count(job->space) * sizeof *job->sums);
     job->sums_step = job->step;
@@ -356,7 +358,7 @@ static rs_status pull_state(rs_job *job, const json_t *word, pull *p)
     rs_train_phases *s = &p->event.seconds;
     RS_TRY(rs_job_agree(job, begin_pull(job, word, p)));
     double begun = rs_job_seconds();
-    RS_TRY(move(job, p));
+    RS_TRY(rs_job_agree(job, move(job, p)));
     s->move = rs_job_seconds() - begun;
     begun = rs_job_seconds();
     RS_TRY(verify(job, p));

@@ -4,11 +4,17 @@
 
 reshard=$1
 work=$(mktemp -d)
-before=$(find /dev/shm -maxdepth 1 -name 'reshard-*' | sort)
 passed=0
 failed=0
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
+
+# What jobs have in shared memory, and their launchers in the temporary folder.
+of_jobs() {
+    find /dev/shm "${TMPDIR:-/tmp}" -maxdepth 1 -name 'reshard-*' | sort
+}
+
+before=$(of_jobs)
 
 # verdict NAME CONDITION_STATUS [DETAIL]
 verdict() {
@@ -62,11 +68,10 @@ check() {
     verdict "$name: $*" $status "$output"
 }
 
-# Nothing of the test's jobs is left in shared memory, nor of their launchers in the temporary folder.
+# check_clean NAME: nothing of jobs of this name is left, but for what others left before this test.
 check_clean() {
     local left
-    left=$(comm -13 <(echo "$before") <(find /dev/shm -maxdepth 1 -name "reshard-*$1*" | sort))
-    left+=$(find "${TMPDIR:-/tmp}" -maxdepth 1 -name "reshard-$1*")
+    left=$(comm -13 <(echo "$before") <(of_jobs) | grep -F -- "$1")
     [ -z "$left" ]
     verdict "/dev/shm and ${TMPDIR:-/tmp} are clean after $1" $? "$left"
 }
