@@ -82,23 +82,36 @@ rs_status rs_elastic_fence(rs_keeper *keeper, double seconds, rs_fenced *out) RS
 /* Where one rank stands. */
 typedef struct rs_standing {
     int64_t ready, updating, step, derived;
+    bool lost; /* its arena or ledger is gone, or is none of this state; the words mean nothing */
 } rs_standing;
 
 typedef struct rs_survey {
     int world;              /* ranks of the layout */
     rs_standing *standings; /* per rank */
-    int64_t step;           /* to which all are taken: the least that any is ready for */
+    int64_t step;           /* to which all that are there are taken */
     int behind;             /* ranks whose update of that step is not complete */
+    int lost;               /* ranks that are not there */
+    char reason[512];       /* why the first of them is not */
 } rs_survey;
 
 /*
- * Looks at all arenas and ledgers of the generation. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED or
- * RS_ERR_MISMATCH names the rank of which something is missing, damaged, was never committed, or
- * does not fit the others: then the generation is no whole state.
+ * Looks at all arenas and ledgers of the generation. The step is the least that any rank is ready
+ * for, k; where ranks are lost, k only if somebody has begun to update to it, else k - 1, which
+ * nobody has left yet. Whether what is there is enough is for rs_survivors_create and a plan to
+ * say. RS_ERR_NOT_FOUND, RS_ERR_MALFORMED or RS_ERR_MISMATCH: all are lost, or one does not fit the
+ * others; then the generation is no whole state.
  */
 rs_status rs_elastic_survey(
     rs_keeper *keeper, int generation, int world, rs_survey *out) RS_MUST_CHECK;
 void rs_survey_fini(rs_survey *survey);
+
+/*
+ * The placement `base` without the holders that are `lost` (one entry per holder): what is left
+ * after nodes were lost with their arenas. A plan from it fails with RS_ERR_MISMATCH, naming an
+ * element, where it needs what only they had. `base` is borrowed; the caller owns `*out`.
+ */
+rs_status rs_survivors_create(
+    const rs_placement *base, const bool *lost, rs_placement **out) RS_MUST_CHECK;
 
 /* Removes the arenas of a generation, or, with `generation` -1, of all but `keep`; what `keep` has
  * adopted of them stays. */

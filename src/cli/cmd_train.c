@@ -275,6 +275,7 @@ static int run_inside(const cli_command *command, const train_args *args, rs_tra
         status = resume_choose(o);
     MPI_Bcast(&o->attach, 1, MPI_INT, 0, MPI_COMM_WORLD);
     MPI_Bcast(o->attach_layout, sizeof o->attach_layout, MPI_CHAR, 0, MPI_COMM_WORLD);
+    MPI_Bcast(&o->attach_step, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     MPI_Bcast(o->arena_dir, sizeof o->arena_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (status != RS_OK)
         code = rank == 0 ? cli_fail(command, status, NULL) : CLI_USAGE;
@@ -372,7 +373,10 @@ static int work(const cli_command *command, const worker_args *args, rs_train_op
     o->member = member;
     o->ranks = world->ranks;
     o->attach = world->attach;
+    if (world->goes_back)
+        o->resume = RS_TRAIN_NEWEST;
     memcpy(o->attach_layout, world->attach_layout, sizeof o->attach_layout);
+    o->attach_step = world->attach_step;
     memcpy(o->layout, world->layout, sizeof o->layout);
     rs_train_outcome outcome;
     int code = train_as_rank(o, args->console, (int)args->width, &outcome);

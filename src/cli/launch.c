@@ -123,14 +123,8 @@ sigset_t launch_hold_signals(void)
     return set;
 }
 
-rs_status launch_sweep(const rs_train_options *options, bool state)
+rs_status launch_drop_state(const rs_train_options *options)
 {
-    char path[RS_TRAIN_PATH + 16];
-    remove_tree(mpi_folder(options, path, sizeof path));
-    remove_tree(launcher_folder(options, path, sizeof path));
-    remove_tree(launch_ranks_folder(options, path, sizeof path));
-    if (!state)
-        return RS_OK;
     rs_keeper *keeper = NULL;
     rs_fenced fenced;
     RS_TRY(rs_keeper_open(
@@ -142,6 +136,15 @@ rs_status launch_sweep(const rs_train_options *options, bool state)
         status = rs_keeper_sweep(keeper);
     rs_keeper_close(keeper);
     return status;
+}
+
+rs_status launch_sweep(const rs_train_options *options, bool state)
+{
+    char path[RS_TRAIN_PATH + 16];
+    remove_tree(mpi_folder(options, path, sizeof path));
+    remove_tree(launcher_folder(options, path, sizeof path));
+    remove_tree(launch_ranks_folder(options, path, sizeof path));
+    return state ? launch_drop_state(options) : RS_OK;
 }
 
 bool launch_keeps_state(const rs_train_options *options)

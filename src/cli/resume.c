@@ -291,8 +291,7 @@ rs_status resume_apply(rs_train_options *o, const char *resume, bool job_given,
 
 /* ---- memory or checkpoint ---- */
 
-/* The newest checkpoint's step, -1 if there is none. */
-static int64_t newest_checkpoint(const rs_train_options *o)
+int64_t resume_newest(const rs_train_options *o)
 {
     char folder[RS_TRAIN_PATH + 16];
     int64_t *steps = NULL, newest = -1;
@@ -327,17 +326,21 @@ static rs_status attach(rs_train_options *o, const rs_recovery *found)
     snprintf(o->arena_dir, sizeof o->arena_dir, "%s", record.folder);
     rs_record_fini(&record);
     o->attach = found->generation;
+    o->attach_step = found->step;
     memcpy(o->attach_layout, found->layout, sizeof o->attach_layout);
-    fprintf(stderr, "the state of step %" PRId64 " (%s) is whole in memory%s%s: going on from it\n",
+    fprintf(stderr,
+        "the state of step %" PRId64 " (%s) is whole in memory%s%s%s%s%s: going on from it\n",
         found->step, found->layout, found->behind > 0 ? ", its last update completed" : "",
-        found->killed > 0 ? ", its old processes ended" : "");
+        found->killed > 0 ? ", its old processes ended" : "",
+        found->lost > 0 ? ", what was lost with " : "", found->lost > 0 ? found->lost_ranks : "",
+        found->lost > 0 ? " held by others" : "");
     return clear_former(o, false);
 }
 
 rs_status resume_choose(rs_train_options *o)
 {
     rs_recovery found;
-    int64_t saved = newest_checkpoint(o);
+    int64_t saved = resume_newest(o);
     rs_record record;
     bool kept = rs_record_read(o->job, &record) == RS_OK;
     if (kept)

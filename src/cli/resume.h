@@ -24,4 +24,7 @@ rs_status resume_apply(rs_train_options *options, const char *resume, bool job_g
  */
 rs_status resume_choose(rs_train_options *options) RS_MUST_CHECK;
 
+/* The step of the job's newest checkpoint, -1 if there is none. */
+int64_t resume_newest(const rs_train_options *options);
+
 #endif

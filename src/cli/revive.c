@@ -8,9 +8,13 @@
  * --fallback that fits what is left, or else the nearest layout: tp is kept, then pp, and dp
  * shrinks. What is left over is spare.
  *
+ * Arenas may be gone, with a node (elastic.md). If others hold all that was in them, nothing is
+ * lost; if not, the job goes back to its newest checkpoint.
+ *
  * What is not survived: a step that began and died twice by a rank's own fault (a crash of its own,
  * not a kill), which would die again; more than --max-restarts deaths without a hundred good steps
- * between; state that cannot be taken to one step. The job then ends and its state is kept.
+ * between; state that cannot be taken to one step where there is no checkpoint. The job then ends
+ * and its state is kept.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,6 +23,7 @@
 #include <sys/wait.h>
 
 #include "base/error.h"
+#include "cli/resume.h"
 #include "cli/subject.h"
 #include "cli/supervisor.h"
 #include "elastic/scale.h"
@@ -149,7 +154,36 @@ static bool can_go_on(const supervisor *s)
 {
     const world *w = s->active;
     bool good = WIFEXITED(w->status) && WEXITSTATUS(w->status) == 0;
-    return !good && !s->stopping && s->stop_signal == 0 && launch_keeps_state(s->options);
+    bool went_back = json_is_true(json_object_get(w->attach, "checkpoint"));
+    return !good && !s->stopping && s->stop_signal == 0 &&
+           (went_back || launch_keeps_state(s->options));
+}
+
+/* The state in memory cannot be gone on from, as the error says. True if there is a checkpoint that
+ * can be. */
+static bool can_go_back(supervisor *s, rs_status status, const death *d, rs_recovery *found)
+{
+    rs_record record;
+    bool gone =
+        status == RS_ERR_NOT_FOUND || status == RS_ERR_MALFORMED || status == RS_ERR_MISMATCH;
+    char why[1000];
+    snprintf(why, sizeof why, "%s", rs_error_message());
+    int64_t saved = resume_newest(s->options);
+    if (!gone || saved < 0) {
+        snprintf(s->verdict, sizeof s->verdict, "%s; its state cannot be gone on from: %s%s",
+            d->text, why, gone ? "; there is no checkpoint to go back to" : "");
+        return false;
+    }
+    *found = (rs_recovery){.step = saved, .generation = -1};
+    bool read = rs_record_read(s->options->job, &record) == RS_OK;
+    memcpy(found->layout, read ? record.layout : s->active->layout, sizeof found->layout);
+    if (read)
+        rs_record_fini(&record);
+    fprintf(stderr,
+        "reshard train: the state in memory cannot be gone on from: %s; going back to step %" PRId64
+        ", the newest checkpoint\n",
+        why, saved);
+    return true;
 }
 
 bool revive(supervisor *s)
@@ -162,11 +196,8 @@ bool revive(supervisor *s)
     v->died = cli_now();
     supervisor_death(s, d.text, sizeof d.text, &d.first, &d.own);
     rs_status status = rs_train_recover(s->options->job, FENCE_SECONDS, &found);
-    if (status != RS_OK) {
-        snprintf(s->verdict, sizeof s->verdict, "%s; its state cannot be gone on from: %s", d.text,
-            rs_error_message());
+    if (status != RS_OK && !can_go_back(s, status, &d, &found))
         return false;
-    }
     if (is_enough(s, &d, found.step))
         return false;
     v->generation = found.generation;
@@ -182,11 +213,25 @@ bool revive(supervisor *s)
             return false;
         }
     }
-    v->scheduled = s->active->scheduled;
+    v->scheduled = found.generation >= 0 ? s->active->scheduled : 0;
     v->when = back_off(v);
-    fprintf(stderr, "reshard train: %s after step %" PRId64 "; going on from there (restart %d)\n",
-        d.text, found.step, v->restarts);
+    if (found.lost > 0)
+        fprintf(stderr,
+            "reshard train: the arenas of %s are gone; all that they held is in others too\n",
+            found.lost_ranks);
+    if (found.generation >= 0)
+        fprintf(stderr,
+            "reshard train: %s after step %" PRId64 "; going on from there (restart %d)\n", d.text,
+            found.step, v->restarts);
+    else
+        fprintf(stderr, "reshard train: %s; going on from step %" PRId64 " (restart %d)\n", d.text,
+            found.step, v->restarts);
     note_restart(s, &found, &d);
+    if (found.generation < 0 && (status = launch_drop_state(s->options)) != RS_OK) {
+        snprintf(s->verdict, sizeof s->verdict, "%s; what it left in memory cannot be removed: %s",
+            d.text, rs_error_message());
+        return false;
+    }
     drop_active(s);
     v->pending = true;
     return true;
@@ -209,6 +254,10 @@ void revive_tend(supervisor *s)
         snprintf(s->verdict, sizeof s->verdict, "no world to go on with: %s", rs_error_message());
         return;
     }
-    s->active->attach = json_pack("{s:i,s:s}", "generation", v->generation, "layout", v->former);
+    s->active->attach =
+        v->generation >= 0
+            ? json_pack("{s:i,s:s,s:I}", "generation", v->generation, "layout", v->former, "step",
+                  (json_int_t)v->step)
+            : json_pack("{s:b}", "checkpoint", 1);
     change_note(s, s->active, "started");
 }

@@ -475,8 +475,8 @@ static rs_status begin(supervisor *s)
     RS_TRY(rs_control_open(s->options->job, &s->control));
     RS_TRY(supervisor_start(s, s->options->layout, s->options->ranks, NULL, 0, &s->active));
     if (s->options->attach >= 0)
-        s->active->attach = json_pack(
-            "{s:i,s:s}", "generation", s->options->attach, "layout", s->options->attach_layout);
+        s->active->attach = json_pack("{s:i,s:s,s:I}", "generation", s->options->attach, "layout",
+            s->options->attach_layout, "step", (json_int_t)s->options->attach_step);
     return RS_OK;
 }
 

@@ -34,7 +34,8 @@ typedef struct survival {
     double when;  /* not before */
     double died;  /* when the world before had ended */
     char layout[RS_LAYOUT_TEXT];
-    int generation; /* of the arenas that it goes on from, and the layout that they have */
+    int generation; /* of the arenas that it goes on from, and the layout that they have; -1: they
+                       are lost, and it goes back to the newest checkpoint */
     char former[RS_LAYOUT_TEXT];
     int64_t scheduled;
 } survival;

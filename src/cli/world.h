@@ -39,7 +39,7 @@ typedef struct world {
     int generation; /* of its arenas: the first; of an active one the present */
     char layout[RS_LAYOUT_TEXT];
     world_stage stage;
-    json_t *attach; /* arenas that it goes on from, as its ranks are told; NULL: none */
+    json_t *attach; /* arenas or checkpoint that it goes on from, as its ranks are told; or NULL */
     json_t *from;   /* what it takes over from, as its ranks are told; NULL: nothing */
     int64_t scheduled;
     launcher how;

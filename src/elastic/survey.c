@@ -5,10 +5,16 @@
  * own state whole at k - 1, or is updating it to k, or has it at k: an update to k begins only
  * after all were ready for k, and none to k + 1 can have begun while one is not ready for it.
  * Whoever violates that belongs to another state, and the generation is not whole.
+ *
+ * A rank whose arena is gone, with its node, cannot be asked for what it was ready. If the others
+ * are ready for k, it was ready for k - 1 at least; that an update to k has begun anywhere proves
+ * that it was ready for k, and else everybody still has S(k - 1) untouched.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "reshard/elastic.h"
@@ -32,7 +38,7 @@ rs_status rs_elastic_fence(rs_keeper *keeper, double seconds, rs_fenced *out)
     return RS_OK;
 }
 
-static rs_status look(rs_keeper *keeper, int generation, int rank, rs_standing *out)
+static rs_status read_words(rs_keeper *keeper, int generation, int rank, rs_standing *out)
 {
     rs_arena *arena = NULL;
     rs_ledger *ledger = NULL;
@@ -42,12 +48,39 @@ static rs_status look(rs_keeper *keeper, int generation, int rank, rs_standing *
     if (status == RS_OK)
         status = rs_ledger_open(keeper, generation, rank, false, &ledger);
     if (status == RS_OK)
-        *out = (rs_standing){rs_ledger_get(ledger, RS_LEDGER_READY),
-            rs_ledger_get(ledger, RS_LEDGER_UPDATING), rs_ledger_get(ledger, RS_LEDGER_STEP),
-            rs_ledger_get(ledger, RS_LEDGER_DERIVED)};
+        *out = (rs_standing){.ready = rs_ledger_get(ledger, RS_LEDGER_READY),
+            .updating = rs_ledger_get(ledger, RS_LEDGER_UPDATING),
+            .step = rs_ledger_get(ledger, RS_LEDGER_STEP),
+            .derived = rs_ledger_get(ledger, RS_LEDGER_DERIVED)};
     rs_ledger_close(ledger);
     rs_arena_close(arena);
     return status != RS_OK ? rs_error_context(status, "rank %d", rank) : RS_OK;
+}
+
+/* Where a rank stands; lost where nothing can be read that is its state. */
+static rs_status look(rs_keeper *keeper, int generation, int rank, rs_survey *s)
+{
+    rs_standing *standing = &s->standings[rank];
+    rs_status status = read_words(keeper, generation, rank, standing);
+    if (status != RS_ERR_NOT_FOUND && status != RS_ERR_MALFORMED && status != RS_ERR_MISMATCH)
+        return status;
+    standing->lost = true;
+    if (s->lost++ == 0)
+        snprintf(s->reason, sizeof s->reason, "%s", rs_error_message());
+    return s->lost < s->world ? RS_OK : status;
+}
+
+/* The step to which all that are there can be taken. */
+static int64_t find_step(const rs_survey *s)
+{
+    int64_t ready = INT64_MAX;
+    bool begun = s->lost == 0;
+    for (int r = 0; r < s->world; r++)
+        if (!s->standings[r].lost)
+            ready = rs_min64(ready, s->standings[r].ready);
+    for (int r = 0; r < s->world && !begun; r++)
+        begun = !s->standings[r].lost && s->standings[r].updating >= ready;
+    return begun ? ready : ready - 1;
 }
 
 static rs_status check(const rs_standing *s, int rank, int64_t step)
@@ -73,12 +106,12 @@ rs_status rs_elastic_survey(rs_keeper *keeper, int generation, int world, rs_sur
     s.standings = rs_calloc((size_t)world, sizeof *s.standings);
     if (s.standings == NULL)
         return rs_error_memory((size_t)world * sizeof *s.standings);
+    for (int r = 0; r < world; r++)
+        RS_TRY_GOTO(look(keeper, generation, r, &s), fail);
+    s.step = find_step(&s);
     for (int r = 0; r < world; r++) {
-        RS_TRY_GOTO(look(keeper, generation, r, &s.standings[r]), fail);
-        if (r == 0 || s.standings[r].ready < s.step)
-            s.step = s.standings[r].ready;
-    }
-    for (int r = 0; r < world; r++) {
+        if (s.standings[r].lost)
+            continue;
         RS_TRY_GOTO(check(&s.standings[r], r, s.step), fail);
         s.behind += s.standings[r].step < s.step;
     }

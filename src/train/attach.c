@@ -5,6 +5,12 @@
  * another, every rank makes an arena of the next generation and pulls what it lacks from the mapped
  * arenas of the former one, whatever number of ranks wrote them; the content sums of both are
  * compared before the record names the new generation.
+ *
+ * Arenas of the former world may be gone, with their node (train/recover.c has seen to it that the
+ * others hold everything). They are holders of nothing then, and the plan takes what they had from
+ * others. Under the same layout the ranks that lack one make it anew in the same generation: one
+ * plan in which all others keep what they have. Until it is committed it is nobody's state, so being
+ * killed meanwhile changes nothing.
  */
 #include "train/attach.h"
 
@@ -13,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -34,14 +41,45 @@ bool rs_attaches_alike(const rs_job *job)
            rs_layout_equal(&former, &layout);
 }
 
+/* Whether a ledger says that the rank's state is whole at the step of all. */
+static bool is_whole(const rs_ledger *ledger, int64_t step)
+{
+    return rs_ledger_get(ledger, RS_LEDGER_UPDATING) == step &&
+           rs_ledger_get(ledger, RS_LEDGER_STEP) == step &&
+           rs_ledger_get(ledger, RS_LEDGER_DERIVED) == step;
+}
+
+rs_status rs_attach_begin(rs_job *job)
+{
+    const rs_train_options *o = job->options;
+    const rs_optimizer *optimizer = rs_train_optimizer(o);
+    rs_layout layout = job->state.layout;
+    rs_status status = rs_twophase_attach(&job->state, optimizer, job->keeper, job->generation);
+    if (status == RS_OK &&
+        (job->state.ledger == NULL || is_whole(job->state.ledger, o->attach_step)))
+        return RS_OK;
+    if (status != RS_OK && status != RS_ERR_NOT_FOUND)
+        return status;
+    /* It is gone, or on a node that recovery did not see, and elsewhere than the others. */
+    rs_state_fini(&job->state);
+    RS_TRY(rs_arena_delete(job->keeper, job->generation, job->rank, NULL));
+    RS_TRY(rs_state_init(job->space, &layout, job->rank, &job->state));
+    RS_TRY(rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false));
+    return rs_twophase_begin(
+        &job->state, optimizer, job->keeper, job->generation, o->threads, false);
+}
+
+/* ---- another layout ---- */
+
 /* The former world. */
 typedef struct former {
     rs_layout layout;
     int world;
-    rs_placement *placement;
-    rs_arena **arenas; /* mapped, by rank */
+    rs_placement *all;       /* of the layout */
+    rs_placement *placement; /* what is left of it */
+    bool *lost;              /* by rank: its arena is gone */
+    rs_arena **arenas;       /* mapped, by rank */
     rs_memory *memories;
-    int64_t step;
 } former;
 
 static void former_fini(former *f)
@@ -50,34 +88,44 @@ static void former_fini(former *f)
         rs_arena_close(f->arenas[r]);
     free(f->arenas);
     free(f->memories);
+    free(f->lost);
     rs_placement_destroy(f->placement);
+    rs_placement_destroy(f->all);
+}
+
+/* Maps the arena of one rank of the former world. */
+static rs_status open_rank(rs_job *job, former *f, int rank)
+{
+    rs_ledger *ledger = NULL;
+    int generation = job->options->attach;
+    rs_status status = rs_arena_open(job->keeper, generation, rank, false, &f->arenas[rank]);
+    f->lost[rank] = status == RS_ERR_NOT_FOUND;
+    if (status != RS_OK)
+        return f->lost[rank] ? RS_OK : status;
+    f->memories[rank] = *rs_arena_memory(f->arenas[rank]);
+    RS_TRY(rs_ledger_open(job->keeper, generation, rank, false, &ledger));
+    bool whole = is_whole(ledger, job->options->attach_step);
+    rs_ledger_close(ledger);
+    if (!whole)
+        return rs_error_set(RS_ERR_MISMATCH,
+            "the arena of rank %d of the former world is not at step %" PRId64 ", as the others are",
+            rank, job->options->attach_step);
+    return RS_OK;
 }
 
 static rs_status open_former(rs_job *job, former *f)
 {
-    int generation = job->options->attach;
     RS_TRY(rs_layout_parse(job->options->attach_layout, &f->layout));
     f->world = rs_layout_world(&f->layout);
-    RS_TRY(rs_layout_placement(job->space, &f->layout, &f->placement));
+    RS_TRY(rs_layout_placement(job->space, &f->layout, &f->all));
     f->arenas = rs_calloc((size_t)f->world, sizeof(rs_arena *));
     f->memories = rs_calloc((size_t)f->world, sizeof *f->memories);
-    if (f->arenas == NULL || f->memories == NULL)
+    f->lost = rs_calloc((size_t)f->world, sizeof *f->lost);
+    if (f->arenas == NULL || f->memories == NULL || f->lost == NULL)
         return rs_error_memory((size_t)f->world * sizeof *f->memories);
-    for (int r = 0; r < f->world; r++) {
-        rs_ledger *ledger = NULL;
-        RS_TRY(rs_arena_open(job->keeper, generation, r, false, &f->arenas[r]));
-        f->memories[r] = *rs_arena_memory(f->arenas[r]);
-        RS_TRY(rs_ledger_open(job->keeper, generation, r, false, &ledger));
-        int64_t step = rs_ledger_get(ledger, RS_LEDGER_STEP);
-        bool whole =
-            rs_ledger_get(ledger, RS_LEDGER_DERIVED) == step && (r == 0 || step == f->step);
-        rs_ledger_close(ledger);
-        f->step = step;
-        if (!whole)
-            return rs_error_set(RS_ERR_MISMATCH,
-                "the arena of rank %d of the former world is not at the step of the others", r);
-    }
-    return RS_OK;
+    for (int r = 0; r < f->world; r++)
+        RS_TRY(open_rank(job, f, r));
+    return rs_survivors_create(f->all, f->lost, &f->placement);
 }
 
 /* The sums of the former state: every rank of this world takes its turn of those of the former. */
@@ -145,7 +193,7 @@ static rs_status attach_otherwise(rs_job *job, int64_t *bytes)
     if (status == RS_OK)
         status = rs_move_verify(job->comm, job->space, before, after);
     if (status == RS_OK) {
-        job->step = f.step;
+        job->step = job->options->attach_step;
         memcpy(job->sums, after, words * sizeof *after);
         job->sums_step = job->step;
     }
@@ -155,18 +203,140 @@ static rs_status attach_otherwise(rs_job *job, int64_t *bytes)
     return status;
 }
 
-/* The step of this rank's arena, the same on all ranks that have one. */
-static rs_status attach_alike(rs_job *job)
+/* ---- the same layout ---- */
+
+/* What a world needs to make lost ranks' arenas anew. */
+typedef struct mending {
+    rs_placement *left; /* the layout's placement without the lost ranks */
+    rs_plan *plan;
+    rs_arena **peers; /* mapped, by rank: of this node, where this rank pulls from them */
+    rs_sums *before;
+    rs_sums *after;
+    uint64_t *words_before;
+    uint64_t *words_after;
+} mending;
+
+static void mending_fini(const rs_job *job, mending *m)
 {
-    const rs_ledger *ledger = job->state.ledger;
-    int64_t mine = ledger != NULL ? rs_ledger_get(ledger, RS_LEDGER_STEP) : -1, most;
-    MPI_Allreduce(&mine, &most, 1, MPI_INT64_T, MPI_MAX, job->comm);
+    for (int r = 0; m->peers != NULL && r < job->ranks; r++)
+        rs_arena_close(m->peers[r]);
+    free(m->peers);
+    free(m->words_before);
+    free(m->words_after);
+    rs_sums_destroy(m->before);
+    rs_sums_destroy(m->after);
+    rs_plan_destroy(m->plan);
+    rs_placement_destroy(m->left);
+}
+
+static rs_status begin_mending(rs_job *job, const bool *lost, mending *m)
+{
+    rs_plan_options options;
+    size_t words = rs_sums_word_count(job->space), count;
+    rs_job_plan_options(job, &options);
+    m->peers = rs_calloc((size_t)job->ranks, sizeof(rs_arena *));
+    m->words_before = rs_calloc(words, sizeof *m->words_before);
+    m->words_after = rs_calloc(words, sizeof *m->words_after);
+    if (m->peers == NULL || m->words_before == NULL || m->words_after == NULL)
+        return rs_error_memory(words * sizeof *m->words_after);
+    RS_TRY(rs_survivors_create(job->state.placement, lost, &m->left));
+    RS_TRY(rs_plan_create(m->left, job->state.placement, job->rank, &options, &m->plan));
+    RS_TRY(rs_sums_create(m->left, job->rank, &m->before));
+    RS_TRY(rs_sums_create(job->state.placement, job->rank, &m->after));
+    const rs_copy *copies = rs_plan_copies(m->plan, &count);
+    for (size_t i = 0; i < count; i++) {
+        int source = copies[i].source;
+        if (copies[i].target == job->rank && copies[i].reach == RS_REACH_NODE &&
+            m->peers[source] == NULL)
+            RS_TRY(rs_arena_open(job->keeper, job->generation, source, false, &m->peers[source]));
+    }
+    return RS_OK;
+}
+
+static rs_status lend_peer(void *context, int rank, const rs_memory **out)
+{
+    const mending *m = context;
+    if (m->peers[rank] == NULL)
+        return rs_error_set(RS_ERR_NOT_FOUND, "the arena of rank %d is not mapped", rank);
+    *out = rs_arena_memory(m->peers[rank]);
+    return RS_OK;
+}
+
+/* Of what there was, and of what there is now. */
+static rs_status measure_mended(const rs_job *job, mending *m)
+{
+    const rs_memory *memory = rs_state_memory(&job->state);
+    if (memory != NULL)
+        RS_TRY(rs_sums_measure(m->before, memory, true));
+    if (memory != NULL)
+        RS_TRY(rs_sums_measure(m->after, memory, false));
+    RS_TRY(rs_sums_words(m->before, m->words_before));
+    return rs_sums_words(m->after, m->words_after);
+}
+
+/* Fills the arenas of the lost ranks from those of the others. */
+static rs_status mend(rs_job *job, const bool *lost, int64_t *bytes)
+{
+    mending m = {0};
+    rs_move_report report = {0};
+    const rs_memory *memory = rs_state_memory(&job->state);
+    rs_status status = rs_job_agree(job, begin_mending(job, lost, &m));
+    if (status == RS_OK) {
+        rs_move move = {.comm = job->comm,
+            .from = m.left,
+            .to = job->state.placement,
+            .plan = m.plan,
+            .old = job->rank < rs_placement_holders(m.left) && !lost[job->rank] ? memory : NULL,
+            .now = memory,
+            .peer = lend_peer,
+            .peer_context = &m,
+            .window = job->options->window,
+            .after = m.after};
+        rs_crash_point("mend");
+        status = rs_job_agree(job, rs_move_run(&move, &report));
+        rs_crash_point("mended");
+    }
+    if (status == RS_OK)
+        status = rs_job_agree(job, measure_mended(job, &m));
+    if (status == RS_OK)
+        status = rs_job_agree(
+            job, rs_move_verify(job->comm, job->space, m.words_before, m.words_after));
+    if (status == RS_OK) {
+        memcpy(job->sums, m.words_after, rs_sums_word_count(job->space) * sizeof *job->sums);
+        job->sums_step = job->step;
+    }
+    *bytes = report.node_bytes + report.remote_bytes;
+    mending_fini(job, &m);
+    return status;
+}
+
+/* Which ranks have no arena of this state; `*any`: some have not. */
+static rs_status find_lost(rs_job *job, bool **out, bool *any)
+{
+    bool mine = job->state.arena != NULL && rs_arena_step(job->state.arena) < 0;
+    bool *lost = rs_calloc((size_t)job->ranks, sizeof *lost);
+    RS_TRY(rs_job_agree(
+        job, lost != NULL ? RS_OK : rs_error_memory((size_t)job->ranks * sizeof *lost)));
+    MPI_Allgather(&mine, 1, MPI_C_BOOL, lost, 1, MPI_C_BOOL, job->comm);
+    *any = false;
+    for (int r = 0; r < job->ranks; r++)
+        *any = *any || lost[r];
+    *out = lost;
+    return RS_OK;
+}
+
+/* Ranks that have their arenas have their state; the others get theirs. */
+static rs_status attach_alike(rs_job *job, int64_t *bytes)
+{
+    bool *lost = NULL, any;
     rs_status status = RS_OK;
-    if (ledger != NULL && (mine != most || rs_ledger_get(ledger, RS_LEDGER_DERIVED) != mine))
-        status = rs_error_set(RS_ERR_MISMATCH,
-            "its arena is at step %" PRId64 ", that of another rank at %" PRId64, mine, most);
-    job->step = most;
-    return rs_job_agree(job, status);
+    RS_TRY(find_lost(job, &lost, &any));
+    job->step = job->options->attach_step;
+    rs_crash_step(job->step);
+    if (status == RS_OK && any)
+        status = mend(job, lost, bytes);
+    free(lost);
+    return status;
 }
 
 /* Rank 0: the job's directory is that of a job after step `job->step`. */
@@ -192,7 +362,7 @@ rs_status rs_attach_state(rs_job *job)
 {
     int64_t bytes = 0, all;
     if (rs_attaches_alike(job))
-        RS_TRY(attach_alike(job));
+        RS_TRY(attach_alike(job, &bytes));
     else
         RS_TRY(attach_otherwise(job, &bytes));
     MPI_Allreduce(&bytes, &all, 1, MPI_INT64_T, MPI_SUM, job->comm);

@@ -9,6 +9,9 @@
 bool rs_attaches(const rs_job *job);
 bool rs_attaches_alike(const rs_job *job);
 
+/* Under the layout of that world: maps this rank's arena; makes one where it is gone. Local. */
+rs_status rs_attach_begin(rs_job *job) RS_MUST_CHECK;
+
 /* The job's state, whose memory is there, becomes that of the arenas: at their step. Collective
  * over job->comm. */
 rs_status rs_attach_state(rs_job *job) RS_MUST_CHECK;

@@ -120,8 +120,7 @@ static rs_status begin_layout(rs_job *job)
         job->generation = job->first_generation = job->last_generation = job->options->attach + 1;
     if (rs_attaches_alike(job)) {
         job->generation = job->options->attach;
-        return rs_twophase_attach(
-            &job->state, rs_train_optimizer(job->options), job->keeper, job->generation);
+        return rs_attach_begin(job);
     }
     RS_TRY(rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false));
     return rs_twophase_begin(&job->state, rs_train_optimizer(job->options), job->keeper,

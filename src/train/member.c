@@ -125,9 +125,11 @@ static rs_status parse_world(const json_t *word, rs_member_world *out)
     const json_t *from = json_object_get(word, "from"), *attach = json_object_get(word, "attach");
     const char *former = json_string_value(json_object_get(attach, "layout"));
     out->attach = -1;
+    out->goes_back = json_is_true(json_object_get(attach, "checkpoint"));
     if (former != NULL && strlen(former) < sizeof out->attach_layout) {
         memcpy(out->attach_layout, former, strlen(former) + 1);
         out->attach = (int)json_integer_value(json_object_get(attach, "generation"));
+        out->attach_step = json_integer_value(json_object_get(attach, "step"));
     }
     return from != NULL ? parse_origin(from, out->ranks, &out->from) : RS_OK;
 }

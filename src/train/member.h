@@ -36,6 +36,8 @@ typedef struct rs_member_world {
     rs_origin from;
     int attach; /* generation of the arenas that it goes on from; -1: none */
     char attach_layout[RS_LAYOUT_TEXT]; /* the layout that they have */
+    int64_t attach_step;                /* the step to which they were taken */
+    bool goes_back; /* what was in memory is lost: it goes on from the newest checkpoint */
 } rs_member_world;
 
 /* In-place switches of a world count its generations up from world number times this. */

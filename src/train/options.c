@@ -68,6 +68,7 @@ static const member members[] = {
     {"resume", INTEGER, AT(resume), 0},
     {"attach", SMALL, AT(attach), 0},
     TEXT_AT("attach_layout", attach_layout),
+    {"attach_step", INTEGER, AT(attach_step), 0},
     {"orphan_minutes", REAL, AT(orphan_minutes), 0},
     TEXT_AT("init", init),
     {"supervised", FLAG, AT(supervised), 0},

@@ -11,6 +11,10 @@
  * A tight switch that was cut off cannot be undone; it is finished first, by the marks of its
  * ranks.
  *
+ * Arenas may be gone, with the node that had them. If other ranks hold all that the lost ones did,
+ * as replicas, they are taken to one step all the same; the next world makes the lost ranks anew
+ * (train/attach.c). If they do not, what is there is no whole state, and nothing is changed.
+ *
  * 1. Nothing else is changed before all arenas and ledgers were found whole and fitting.
  * 2. Each change is journalled as in a living rank, and words move only forward; so being killed
  * here leaves what recovery can take up again.
@@ -31,6 +35,7 @@
 #include "base/memory.h"
 #include "reshard/model.h"
 #include "reshard/move.h"
+#include "reshard/plan.h"
 #include "train/job.h"
 #include "train/metrics.h"
 #include "train/muon.h"
@@ -47,6 +52,7 @@ typedef struct dead {
     rs_layout layout;
     int world;
     rs_survey survey;
+    bool *lost;          /* per rank: its arena is gone; what follows has nothing of it */
     rs_state *states;    /* per rank, mapped for writing */
     rs_update **updates; /* per rank */
     rs_runs *gradients;  /* per rank: in its ledger */
@@ -69,6 +75,7 @@ static void dead_fini(dead *d)
     free(d->gradients);
     free(d->updates);
     free(d->states);
+    free(d->lost);
     rs_survey_fini(&d->survey);
     rs_space_destroy(d->space);
     rs_train_options_fini(&d->options);
@@ -107,6 +114,72 @@ static rs_status read_run(dead *d)
     return status;
 }
 
+/* ---- what is left ---- */
+
+/* "rank 3", "ranks 2, 3 and 5 more". */
+static void name_lost(const dead *d, char *text, size_t size)
+{
+    int told = 0, most = 4, n = snprintf(text, size, "rank%s", d->survey.lost > 1 ? "s" : "");
+    for (int r = 0; r < d->world && told < most; r++)
+        if (d->lost[r] && n > 0 && (size_t)n < size)
+            n += snprintf(text + n, size - (size_t)n, "%s %d", told++ > 0 ? "," : "", r);
+    if (d->survey.lost > told && n > 0 && (size_t)n < size)
+        snprintf(text + n, size - (size_t)n, " and %d more", d->survey.lost - told);
+}
+
+/* Every lost rank could be made anew from what the others hold. */
+static rs_status check_sources(const dead *d, const rs_placement *all, const rs_placement *left)
+{
+    const rs_plan_options options = {0};
+    rs_status status = RS_OK;
+    for (int r = 0; r < d->world && status == RS_OK; r++) {
+        rs_plan *plan = NULL;
+        if (d->lost[r])
+            status = rs_plan_create(left, all, r, &options, &plan);
+        rs_plan_destroy(plan);
+    }
+    return status;
+}
+
+static rs_status check_left(dead *d)
+{
+    char who[128], why[800];
+    rs_placement *all = NULL, *left = NULL;
+    d->lost = rs_calloc((size_t)d->world, sizeof *d->lost);
+    if (d->lost == NULL)
+        return rs_error_memory((size_t)d->world * sizeof *d->lost);
+    for (int r = 0; r < d->world; r++)
+        d->lost[r] = d->survey.standings[r].lost;
+    if (d->survey.lost == 0)
+        return RS_OK;
+    rs_status status = rs_layout_placement(d->space, &d->layout, &all);
+    if (status == RS_OK)
+        status = rs_survivors_create(all, d->lost, &left);
+    if (status == RS_OK)
+        status = check_sources(d, all, left);
+    if (status == RS_ERR_MISMATCH) {
+        snprintf(why, sizeof why, "%s", rs_error_message());
+        name_lost(d, who, sizeof who);
+        status = rs_error_set(RS_ERR_NOT_FOUND,
+            "the arenas of %s are gone (%s), and of what they held there is no other copy: %s", who,
+            d->survey.reason, why);
+    }
+    rs_placement_destroy(left);
+    rs_placement_destroy(all);
+    return status;
+}
+
+/* Removes what there still is of lost ranks' arenas: parts of one, or one that was being made. */
+static rs_status delete_lost(const dead *d)
+{
+    for (int r = 0; r < d->world; r++)
+        if (d->lost[r])
+            RS_TRY(rs_arena_delete(d->keeper, d->record.generation, r, NULL));
+    return RS_OK;
+}
+
+/* ---- the states ---- */
+
 /* Maps one rank's arena and ledger, and makes its update. */
 static rs_status map_state(dead *d, int r)
 {
@@ -134,6 +207,8 @@ static rs_status map_states(dead *d)
     for (int r = 0; r < d->world; r++) {
         rs_state *s = &d->states[r];
         rs_step_note note;
+        if (d->lost[r])
+            continue;
         RS_TRY(map_state(d, r));
         if (d->survey.standings[r].step == step)
             continue;
@@ -153,7 +228,7 @@ static rs_status finish_updates(dead *d)
         rs_state *s = &d->states[r];
         rs_step_note note;
         rs_crash_point("recover.update");
-        if (d->survey.standings[r].step < d->survey.step) {
+        if (!d->lost[r] && d->survey.standings[r].step < d->survey.step) {
             if (!rs_ledger_read_note(s->ledger, d->survey.step, &note, sizeof note))
                 return rs_error_set(RS_ERR_MALFORMED, "the numbers of rank %d are gone", r);
             rs_update_apply(d->updates[r], &note.rate);
@@ -188,11 +263,19 @@ static rs_status copy_shard(
     for (size_t i = 0; i < list->count; i++) {
         const rs_holding *h = &list->items[i];
         rs_box part;
+        int from = -1;
         bool own = false;
-        for (size_t k = 0; k < h->count; k++)
-            own = own || list->ranks[h->first + k] == to->rank;
-        if (!own && rs_box_intersect(&h->box, &shard->box, &part))
-            RS_TRY(copy_part(d, list->ranks[h->first], to, shard->tensor, &part));
+        for (size_t k = h->count; k-- > 0;) {
+            int rank = list->ranks[h->first + k];
+            own = own || rank == to->rank;
+            from = d->lost[rank] ? from : rank;
+        }
+        if (own || !rs_box_intersect(&h->box, &shard->box, &part))
+            continue;
+        if (from < 0)
+            return rs_error_set(RS_ERR_NOT_FOUND, "who updates %s is lost",
+                rs_space_tensor(d->space, shard->tensor)->name);
+        RS_TRY(copy_part(d, from, to, shard->tensor, &part));
     }
     return RS_OK;
 }
@@ -217,12 +300,15 @@ static rs_status copy_published(const dead *d, int r)
 static rs_status derive(dead *d)
 {
     for (int r = 0; r < d->world; r++)
-        rs_update_round(d->updates[r]);
+        if (!d->lost[r])
+            rs_update_round(d->updates[r]);
     rs_crash_point("recover.derive");
     for (int r = 0; r < d->world; r++)
-        RS_TRY(copy_published(d, r));
+        if (!d->lost[r])
+            RS_TRY(copy_published(d, r));
     for (int r = 0; r < d->world; r++)
-        rs_ledger_settle(d->states[r].ledger, d->survey.step);
+        if (!d->lost[r])
+            rs_ledger_settle(d->states[r].ledger, d->survey.step);
     return RS_OK;
 }
 
@@ -234,6 +320,9 @@ static rs_status complete_metrics(dead *d, const rs_recovery *found)
     rs_step_note note;
     int64_t last;
     struct timespec now;
+    int teller = 0;
+    while (d->lost[teller])
+        teller++;
     rs_train_options_init(&options);
     options.resume = RS_TRAIN_NEWEST;
     snprintf(options.job, sizeof options.job, "%s", d->job);
@@ -242,14 +331,14 @@ static rs_status complete_metrics(dead *d, const rs_recovery *found)
     if (status == RS_OK)
         status = rs_metrics_last_line(metrics, &last);
     if (status == RS_OK && last < found->step &&
-        rs_ledger_read_note(d->states[0].ledger, found->step, &note, sizeof note)) {
+        rs_ledger_read_note(d->states[teller].ledger, found->step, &note, sizeof note)) {
         rs_train_step line = rs_step_line(&note, 0, d->record.layout);
         status = rs_metrics_step(metrics, &line);
     }
     clock_gettime(CLOCK_REALTIME, &now);
-    json_t *event = json_pack("{s:s,s:I,s:s,s:i,s:i,s:{s:f,s:f,s:f},s:f}", "event", "recover",
+    json_t *event = json_pack("{s:s,s:I,s:s,s:i,s:i,s:i,s:{s:f,s:f,s:f},s:f}", "event", "recover",
         "step", (json_int_t)found->step, "layout", found->layout, "behind", found->behind, "killed",
-        found->killed, "seconds", "fence", found->fence_seconds, "update", found->update_seconds,
+        found->killed, "lost", found->lost, "seconds", "fence", found->fence_seconds, "update", found->update_seconds,
         "derive", found->derive_seconds, "time", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
     char *text = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(event);
@@ -382,21 +471,26 @@ static rs_status recover(dead *d, double seconds, rs_recovery *out)
         return status;
     }
     rs_crash_step(d->survey.step);
+    RS_TRY(check_left(d));
     RS_TRY(map_states(d));
     RS_TRY(finish_updates(d));
     t[2] = rs_job_seconds();
     RS_TRY(derive(d));
     t[3] = rs_job_seconds();
+    RS_TRY(delete_lost(d));
     RS_TRY(rs_elastic_delete(d->keeper, -1, d->record.generation));
     *out = (rs_recovery){.step = d->survey.step,
         .generation = d->record.generation,
         .world = d->world,
         .behind = d->survey.behind,
         .killed = fenced.killed,
+        .lost = d->survey.lost,
         .fence_seconds = t[1] - t[0],
         .update_seconds = t[2] - t[1],
         .derive_seconds = t[3] - t[2]};
     memcpy(out->layout, d->record.layout, sizeof out->layout);
+    if (out->lost > 0)
+        name_lost(d, out->lost_ranks, sizeof out->lost_ranks);
     RS_TRY(complete_metrics(d, out));
     d->record.epoch++;
     return rs_record_write(d->job, &d->record);
@@ -408,6 +502,7 @@ rs_status rs_train_recover(const char *job, double seconds, rs_recovery *out)
     rs_train_options_init(&d.options);
     rs_crash_begin(-1);
     rs_status status = open_keeper(job, &d);
+    rs_crash_point("recover");
     if (status == RS_OK)
         status = recover(&d, seconds, out);
     dead_fini(&d);

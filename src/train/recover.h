@@ -18,6 +18,8 @@ typedef struct rs_recovery {
     int world;  /* ranks of the layout */
     int behind; /* ranks whose update was completed */
     int killed; /* processes that the fence had to end */
+    int lost;   /* ranks whose arenas are gone; others hold what they held */
+    char lost_ranks[128]; /* "ranks 2, 3" */
     double fence_seconds, update_seconds, derive_seconds;
 } rs_recovery;
 
@@ -26,8 +28,11 @@ typedef struct rs_recovery {
  * all arenas of the record's generation to one step, bit for bit what an undisturbed run has there;
  * completes DIR/metrics.jsonl up to it, and takes later lines out; removes every other generation;
  * raises the record's epoch. Doing it again, or being killed at any point of it, changes nothing.
+ * Arenas may be gone whose bytes others hold; they stay away, and a world that goes on from the
+ * others makes them anew.
  *
- * RS_ERR_NOT_FOUND: there is no state in memory (no record, or arenas are gone). RS_ERR_MISMATCH,
+ * RS_ERR_NOT_FOUND: there is no state in memory (no record, or what was in arenas that are gone has
+ * no other copy). RS_ERR_MISMATCH,
  * RS_ERR_MALFORMED: what there is is not whole; the detail says what, and nothing was changed but
  * the fence. RS_ERR_STALLED: a process holds on.
  */

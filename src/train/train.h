@@ -94,6 +94,7 @@ typedef struct rs_train_options {
     int64_t resume;      /* go on from the checkpoint of this step; RS_TRAIN_NEWEST; 0: begin */
     int attach; /* go on from the arenas of this generation, taken to one step; -1: do not */
     char attach_layout[RS_LAYOUT_TEXT]; /* the layout that they have */
+    int64_t attach_step;                /* the step to which they were taken */
     double orphan_minutes;    /* how long a job without a supervisor keeps its state in memory */
     char init[RS_TRAIN_PATH]; /* checkpoint whose weights to begin with; "": made from the seed */
     bool supervised; /* another process has claimed the job directory and sweeps up at the end */

@@ -3,7 +3,7 @@
 # the losses of a job that nothing happened to, every step once, and nothing is left.
 set -u
 . "$(dirname "$0")/lib.sh"
-for name in kill plain deaf lost fault often; do
+for name in kill plain deaf lost copy back fault often; do
     declare "$name=cli$name$$"
 done
 
@@ -123,6 +123,60 @@ goes_on "$lost" 'a place lost' 2
 [ "$(status_of "$lost" '(j["layout"], j["ranks"])')" = "('dp=3', 3)" ]
 verdict "the first fallback that fits" $? "$(tail -5 "$lost.log")"
 stop_job "$lost"
+
+# Nodes that are lost with their arenas: while the supervisor looks away, a node's ranks die and their memory goes.
+lose_node() { # NAME RANK...: of the newest world
+    local name=$1 rank
+    shift
+    kill -STOP $job
+    for rank in "$@"; do kill -9 "$(rank_process "$name" "$rank")"; done
+    until_true 30 bash -c "! pgrep -f -- 'worker --job [^ ]*$name '"
+    verdict "$name: its ranks have ended" $? "$(pgrep -af -- "$name")"
+    for rank in "$@"; do rm /dev/shm/reshard-*"$name"*-g*-r"$rank".*; done
+    kill -CONT $job
+}
+begin "$copy" "${small[@]}" --layout tp=2,dp=2 --ranks-per-node 2
+lose_node "$copy" 2 3
+goes_on "$copy" 'a node lost, and its replica not' 2
+lose_node "$copy" 1 0
+goes_on "$copy" 'the other node lost' 3
+[ "$(grep -cE 'the arenas of ranks (2, 3|0, 1) are gone; all that they held is in others too' "$copy.log")" -eq 2 ]
+verdict "it says what is gone" $? "$(grep '^reshard' "$copy.log")"
+expect 0 'recover step [0-9]+ .* lost 2' events "$copy"
+stop_job "$copy"
+copy=${copy}b
+begin "$copy" "${small[@]}" --layout tp=2,dp=2 --ranks-per-node 2 --lose-slot 3 --fallback dp=2
+lose_node "$copy" 3 2
+goes_on "$copy" 'a node lost with its places' 2
+[ "$(status_of "$copy" '(j["layout"], j["ranks"])')" = "('dp=2', 2)" ]
+verdict "another layout, from what is left" $? "$(tail -5 "$copy.log")"
+stop_job "$copy"
+
+# What nobody else had is taken from the newest checkpoint, with all the rest.
+begin "$back" "${small[@]}" --layout dp=2,zero=1 --ranks-per-node 1 --save-every 3
+until_true 60 [ -e "$back/checkpoints/latest" ]
+lose_node "$back" 1
+goes_on "$back" 'a node lost and a checkpoint there' 2
+grep -qE 'no other copy: .*going back to step [0-9]+, the newest checkpoint' "$back.log"
+verdict "it says why, and where it goes back to" $? "$(grep '^reshard' "$back.log")"
+check "every step once" python3 -c "
+import json
+lines = [json.loads(l) for l in open('$back/metrics.jsonl')]
+steps = [l['step'] for l in lines if 'loss' in l]
+assert steps == list(range(1, len(steps) + 1)), steps
+resumed = [l for l in lines if l.get('event') == 'resume']
+assert len(resumed) == 1 and resumed[0]['step'] % 3 == 0, resumed
+"
+stop_job "$back"
+back=${back}b
+begin "$back" "${small[@]}" --layout dp=2,zero=1 --ranks-per-node 1
+lose_node "$back" 0
+code=0
+wait $job || code=$?
+[ $code -eq 1 ] && grep -q 'no other copy: .*; there is no checkpoint to go back to' "$back.log"
+verdict "no checkpoint to go back to (exit code $code)" $? "$(tail -5 "$back.log")"
+expect 0 'nothing of .* is left in memory' clean "$back"
+check_gone "$back"
 
 # A step that dies twice by its own fault ends the job; its state stays. A death before the step began or
 # after it ended does not count, so it may take more than two.

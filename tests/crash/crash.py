@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Kills processes of training jobs and goes on: crash.py --reshard PROGRAM phases | random COUNT [SEED].
+"""Kills processes of training jobs and goes on: crash.py --reshard PROGRAM phases | nodes | random COUNT [SEED].
 
 After every kill the job is resumed until it has ended. Then: the losses of all steps are those of an undisturbed
 run, digit for digit; its last state is equal to the bit; metrics.jsonl has every step exactly once; nothing is
 left in shared memory, and no process. `phases` kills at each named instant of a step, of a switch, of a save and
-of the recovery itself; `random` kills a rank, the launcher or the supervisor at a random moment.
+of the recovery itself; `nodes` kills all processes of a job and takes away the shared memory of one of the nodes
+that it was told to suppose; `random` kills a rank, the launcher or the supervisor at a random moment.
 """
 import argparse
 import glob
@@ -44,6 +45,12 @@ JOBS = {
     "four": ["--layout", "tp=2,dp=2,zero=1"],
     "switch": ["--layout", "tp=2", "--ranks", "3", "--switch", f"{SWITCH}:dp=3,zero=1"],
     "switch-tight": ["--layout", "dp=2,zero=1", "--switch", f"{SWITCH}:tp=2", "--tight"],
+    # On supposed nodes.
+    "replicas": ["--layout", "dp=2", "--ranks-per-node", "1"],
+    "replicas-bf16": ["--layout", "tp=2,dp=2", "--ranks-per-node", "2", "--dtype", "bf16"],
+    "groups": ["--layout", "dp=4,zero=1,shard=2", "--ranks-per-node", "2"],
+    "moved": ["--layout", "dp=2", "--ranks", "4", "--ranks-per-node", "2", "--switch", f"{SWITCH}:pp=2,dp=2,order=pp-dp"],
+    "alone": ["--layout", "dp=2,zero=1", "--ranks-per-node", "1"],
 }
 
 
@@ -231,6 +238,43 @@ class Crash:
         except Failed as error:
             raise Failed(f"{kind}, killed at {crash}, {recovery}: {error}") from None
 
+    @staticmethod
+    def lose(folder, ranks):
+        """Takes the shared memory of ranks away, as the end of their node does."""
+        count = 0
+        for rank in ranks:
+            for path in glob.glob(f"/dev/shm/reshard-*{os.path.basename(folder)}*-g*-r{rank}.*"):
+                os.unlink(path)
+                count += 1
+        check(count > 0, "there was nothing to lose")
+
+    def events(self, folder, name):
+        return [line for line in self.lines(folder) if line.get("event") == name]
+
+    def node(self, kind, crash, ranks, again=None):
+        """A rank is killed at a named instant, the supervisor as it begins to recover, and the arenas of `ranks` are
+        lost. Then others have all, or the newest checkpoint serves. With `again`, the resumption is killed too."""
+        folder = self.new_folder()
+        code, out = self.end(self.start(self.command(folder, kind), f"{crash},recover:-1:-1"))
+        check(code == -signal.SIGKILL, f"{kind} {crash}: the supervisor was not killed (exit code {code}):\n{out[-3000:]}")
+        self.lose(folder, ranks)
+        try:
+            if again:
+                code, more = self.end(self.go_on(folder, kind, out, again))
+                check(code != 0, f"nobody was killed at {again}:\n{more[-2000:]}")
+                out += more
+            out = self.finish(folder, kind, out)
+            found = self.events(folder, "recover"), self.events(folder, "resume")
+            served = [line["lost"] for line in found[0]]
+            if kind == "alone":
+                check("there is no other copy" in out and len(found[1]) == 1 and not found[0],
+                      f"the checkpoint was to serve: {found}\n{out[-3000:]}")
+            else:
+                check(len(ranks) in served and not found[1], f"replicas were to serve: {found}\n{out[-3000:]}")
+            self.check_end(folder, kind, out)
+        except Failed as error:
+            raise Failed(f"{kind}, killed at {crash}, {again}, the arenas of ranks {ranks} lost: {error}") from None
+
     def random_kill(self, kind, rng):
         folder = self.new_folder()
         process = self.start(self.command(folder, kind))
@@ -305,6 +349,26 @@ def phases(crash, _):
     return runs
 
 
+# Who dies first, and which node goes: what is left has begun to update, or has not.
+NODE_POINTS = [("forward", 1), ("note", 0), ("barrier", 1), ("begun", 0), ("changed:2", 1), ("stepped", 0), ("derive", 1),
+               ("line", 0)]
+
+
+def nodes(crash, _):
+    runs = 0
+    for i, (name, rank) in enumerate(NODE_POINTS):
+        crash.node("replicas", point(name, rank, 5 if i % 3 else 1), [i % 2])
+        crash.node("groups", point(name, rank, 5), [2, 3] if i % 2 else [0, 1])
+        runs += 2
+    crash.node("replicas-bf16", point("changed", 3, 5), [2, 3])
+    crash.node("replicas-bf16", point("journal", 0, 5), [0, 1], point("mend", 1, 1))
+    crash.node("replicas", point("derived", 1, 5), [1], point("mended", 1, 1))
+    crash.node("moved", point("changed", 1, SWITCH + 2), [2, 3])
+    for name, lost in (("forward", 1), ("changed", 0)):
+        crash.node("alone", point(name, 1, 6), [lost])
+    return runs + 6
+
+
 def randomly(crash, arguments):
     kills = 0
     rng = random.Random(arguments.seed)
@@ -318,14 +382,14 @@ def randomly(crash, arguments):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--reshard", required=True)
-    parser.add_argument("what", choices=["phases", "random"])
+    parser.add_argument("what", choices=["phases", "nodes", "random"])
     parser.add_argument("count", nargs="?", type=int, default=30)
     parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     crash = Crash(arguments.reshard)
     print(f"seed {arguments.seed}")
     try:
-        runs = {"phases": phases, "random": randomly}[arguments.what](crash, arguments)
+        runs = {"phases": phases, "nodes": nodes, "random": randomly}[arguments.what](crash, arguments)
         print(f"{runs} runs recovered; the slowest took {crash.slowest:.2f} s from the resumption to the next step")
         code = 0
     except Failed as error:
