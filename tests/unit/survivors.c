@@ -85,7 +85,7 @@ static void lose(const char *layout, const int *ranks, int count, bool whole)
         if (status != RS_OK) {
             assert_int_equal(status, RS_ERR_MISMATCH);
             assert_true(lost[r]);
-            assert_non_null(strstr(rs_error_message(), "layers."));
+            assert_non_null(strstr(rs_error_message(), "which nobody holds"));
             found = false;
             continue;
         }
