@@ -52,7 +52,8 @@ char *launch_ranks_folder(const rs_train_options *options, char *path, size_t si
  * processes that still map them for writing. */
 rs_status launch_sweep(const rs_train_options *options, bool state) RS_MUST_CHECK;
 
-/* Removes the job's state in memory, and the record that names it, after no process writes to it. */
+/* Removes the job's state in memory, and the record that names it, after no process writes to it.
+ */
 rs_status launch_drop_state(const rs_train_options *options) RS_MUST_CHECK;
 
 /* True if the job's record names a state in memory; and what people are told of it. */

@@ -254,10 +254,8 @@ void revive_tend(supervisor *s)
         snprintf(s->verdict, sizeof s->verdict, "no world to go on with: %s", rs_error_message());
         return;
     }
-    s->active->attach =
-        v->generation >= 0
-            ? json_pack("{s:i,s:s,s:I}", "generation", v->generation, "layout", v->former, "step",
-                  (json_int_t)v->step)
-            : json_pack("{s:b}", "checkpoint", 1);
+    s->active->attach = v->generation >= 0 ? json_pack("{s:i,s:s,s:I}", "generation", v->generation,
+                                                 "layout", v->former, "step", (json_int_t)v->step)
+                                           : json_pack("{s:b}", "checkpoint", 1);
     change_note(s, s->active, "started");
 }

@@ -9,8 +9,8 @@
  * Arenas of the former world may be gone, with their node (train/recover.c has seen to it that the
  * others hold everything). They are holders of nothing then, and the plan takes what they had from
  * others. Under the same layout the ranks that lack one make it anew in the same generation: one
- * plan in which all others keep what they have. Until it is committed it is nobody's state, so being
- * killed meanwhile changes nothing.
+ * plan in which all others keep what they have. Until it is committed it is nobody's state, so
+ * being killed meanwhile changes nothing.
  */
 #include "train/attach.h"
 
@@ -108,7 +108,8 @@ static rs_status open_rank(rs_job *job, former *f, int rank)
     rs_ledger_close(ledger);
     if (!whole)
         return rs_error_set(RS_ERR_MISMATCH,
-            "the arena of rank %d of the former world is not at step %" PRId64 ", as the others are",
+            "the arena of rank %d of the former world is not at step %" PRId64
+            ", as the others are",
             rank, job->options->attach_step);
     return RS_OK;
 }
@@ -299,8 +300,8 @@ static rs_status mend(rs_job *job, const bool *lost, int64_t *bytes)
     if (status == RS_OK)
         status = rs_job_agree(job, measure_mended(job, &m));
     if (status == RS_OK)
-        status = rs_job_agree(
-            job, rs_move_verify(job->comm, job->space, m.words_before, m.words_after));
+        status =
+            rs_job_agree(job, rs_move_verify(job->comm, job->space, m.words_before, m.words_after));
     if (status == RS_OK) {
         memcpy(job->sums, m.words_after, rs_sums_word_count(job->space) * sizeof *job->sums);
         job->sums_step = job->step;

@@ -338,8 +338,9 @@ static rs_status complete_metrics(dead *d, const rs_recovery *found)
     clock_gettime(CLOCK_REALTIME, &now);
     json_t *event = json_pack("{s:s,s:I,s:s,s:i,s:i,s:i,s:{s:f,s:f,s:f},s:f}", "event", "recover",
         "step", (json_int_t)found->step, "layout", found->layout, "behind", found->behind, "killed",
-        found->killed, "lost", found->lost, "seconds", "fence", found->fence_seconds, "update", found->update_seconds,
-        "derive", found->derive_seconds, "time", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+        found->killed, "lost", found->lost, "seconds", "fence", found->fence_seconds, "update",
+        found->update_seconds, "derive", found->derive_seconds, "time",
+        (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
     char *text = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(event);
     if (status == RS_OK)

@@ -15,10 +15,10 @@ typedef struct rs_recovery {
     int64_t step;   /* at which the state stands now, on every rank */
     int generation; /* of its arenas */
     char layout[RS_LAYOUT_TEXT];
-    int world;  /* ranks of the layout */
-    int behind; /* ranks whose update was completed */
-    int killed; /* processes that the fence had to end */
-    int lost;   /* ranks whose arenas are gone; others hold what they held */
+    int world;            /* ranks of the layout */
+    int behind;           /* ranks whose update was completed */
+    int killed;           /* processes that the fence had to end */
+    int lost;             /* ranks whose arenas are gone; others hold what they held */
     char lost_ranks[128]; /* "ranks 2, 3" */
     double fence_seconds, update_seconds, derive_seconds;
 } rs_recovery;

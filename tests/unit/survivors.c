@@ -43,8 +43,7 @@ static rs_placement *place(const char *text)
     return placement;
 }
 
-static void expect_nothing_lost(
-    const rs_placement *all, const rs_placement *left, const bool *lost)
+static void expect_nothing_lost(const rs_placement *all, const rs_placement *left, const bool *lost)
 {
     rs_shard_list a = {0}, b = {0};
     rs_holding_list found = {0};
