@@ -216,6 +216,7 @@ static void delete_generation(supervisor *s, const world *w)
     for (int r = 0; r < w->ranks && status == RS_OK; r++)
         status = rs_arena_delete(keeper, w->generation, r, NULL);
     rs_keeper_close(keeper);
+    fleet_tell(s->fleet, json_pack("{s:s,s:i}", "do", "delete", "generation", w->generation));
     if (status != RS_OK)
         fprintf(stderr, "reshard train: arenas of world %d are left until the job ends: %s\n",
             w->number, rs_error_message());
@@ -230,7 +231,7 @@ static void drop_other(supervisor *s)
     s->other = NULL;
     w->stage = WORLD_LEAVES;
     change_note(s, w, "gone");
-    launch_forget(s->options, w->number, w->ranks);
+    supervisor_forget(s, w);
     world_fini(w);
     free(w);
 }

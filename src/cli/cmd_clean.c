@@ -23,17 +23,27 @@ static int run(const cli_command *command, int argc, char **argv)
         return code;
     rs_train_options o;
     rs_control_lock *lock = NULL;
+    fleet hosts = {.count = 0};
     rs_train_options_init(&o);
     /* The options first: a directory that is no job's is not to be made one by claiming it. */
     rs_status status = rs_train_options_load(&o, args.job);
     if (status == RS_OK)
         status = rs_control_claim(args.job, true, &lock);
+    bool all = true;
+    o.hosts[0] = '\0'; /* those that it was on, whatever the user's file says by now */
+    if (status == RS_OK)
+        status = fleet_open(&hosts, &o, false);
+    if (status == RS_OK)
+        all = fleet_sweep(&hosts, true);
     if (status == RS_OK)
         status = launch_sweep(&o, true);
+    fleet_close(&hosts);
     rs_control_release(lock);
     rs_train_options_fini(&o);
     if (status != RS_OK)
         return cli_fail(command, status, NULL);
+    if (!all)
+        return CLI_FAILURE;
     printf("nothing of %s is left in memory\n", args.job);
     return 0;
 }
@@ -44,7 +54,10 @@ const cli_command cmd_clean = {
     .text =
         "Removes the training state that a killed job left in shared memory, ending those of its\n"
         "processes that still wait with it. Refuses while the job lives. The job directory and\n"
-        "its checkpoints stay. To go on from the state instead: reshard train --resume DIR.",
+        "its checkpoints stay. Of a job on several hosts all are cleaned that can be reached, "
+        "with\n"
+        "the agent that it was started with. To go on from the state instead: reshard train "
+        "--resume DIR.",
     .example = "  reshard clean /tmp/job",
     .options = options,
     .run = run,

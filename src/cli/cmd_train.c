@@ -25,7 +25,7 @@
 
 typedef struct train_args {
     const char *model, *data, *layout, *job, *dtype, *optimizer, *freeze, *recompute, *transport,
-        *launcher, *arena_dir;
+        *launcher, *arena_dir, *hosts, *rsh_agent, *address;
     double heartbeat, world_limit;
     int64_t restarts, lose_slot;
     cli_list fallback;
@@ -106,6 +106,14 @@ static const cli_option train_options[] = {
     {CLI_TEXT, "job", "DIR", "the job directory: metrics, status, requests", .target = AT(job)},
     {CLI_CHOICE, "launcher", "W", "what starts the ranks", "auto", .target = AT(launcher),
         .choices = "auto|mpirun|srun"},
+    {CLI_TEXT, "hosts", "FILE",
+        "start ranks on these hosts: a line each, NAME slots=N; all share the job directory",
+        .target = AT(hosts)},
+    {CLI_TEXT, "rsh-agent", "CMD", "what runs a command on a host: CMD HOST COMMAND; default: ssh",
+        .target = AT(rsh_agent)},
+    {CLI_TEXT, "address", "NAME",
+        "how the other hosts reach this one; default: its name in FILE, else its host name",
+        .target = AT(address)},
     {CLI_INT, "threads", "N", "threads of a rank", "1", .target = AT(threads), .minimum = 1},
     {CLI_TEXT, "arena-dir", "DIR", "where the training state lies", "/dev/shm",
         .target = AT(arena_dir)},
@@ -151,6 +159,9 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
     RS_TRY(take_text(o->layout, sizeof o->layout, a->layout, "layout"));
     if (strcmp(a->arena_dir, "/dev/shm") != 0)
         RS_TRY(take_text(o->arena_dir, sizeof o->arena_dir, a->arena_dir, "arena-dir"));
+    RS_TRY(take_text(o->hosts, sizeof o->hosts, a->hosts, "hosts"));
+    RS_TRY(take_text(o->rsh_agent, sizeof o->rsh_agent, a->rsh_agent, "rsh-agent"));
+    RS_TRY(take_text(o->address, sizeof o->address, a->address, "address"));
     const struct {
         const char *name;
         int64_t value;
@@ -210,26 +221,48 @@ static int check_required(const cli_command *command, const train_args *a)
     return -1;
 }
 
+/* How the hosts of a job that goes on are reached, as it said when it began. */
+static rs_status take_agent(rs_train_options *o)
+{
+    rs_train_options former;
+    rs_train_options_init(&former);
+    rs_status status = rs_train_options_load(&former, o->job);
+    if (status == RS_OK && o->rsh_agent[0] == '\0')
+        memcpy(o->rsh_agent, former.rsh_agent, sizeof o->rsh_agent);
+    if (status == RS_OK && o->address[0] == '\0')
+        memcpy(o->address, former.address, sizeof o->address);
+    rs_train_options_fini(&former);
+    return status == RS_ERR_NOT_FOUND ? RS_OK : status;
+}
+
 /* The supervisor: claims the directory, starts the ranks, stays until they are gone. */
 static int supervise(const cli_command *command, const train_args *args, rs_train_options *o)
 {
     rs_control_lock *lock = NULL;
+    fleet hosts = {.count = 0};
     o->supervised = true;
     launch_hold_signals();
     rs_status status = o->resume == 0 ? room_check(o) : RS_OK;
     if (status == RS_OK)
         status = rs_control_claim(o->job, o->resume != 0, &lock);
     if (status == RS_OK && o->resume != 0)
-        status = resume_choose(o);
+        status = take_agent(o);
+    if (status == RS_OK && o->resume != 0)
+        status = fleet_open(&hosts, o, false);
+    if (status == RS_OK && o->resume != 0)
+        status = resume_choose(o, &hosts);
     /* Where the state is there already, the ranks look what more is needed. */
     if (status == RS_OK && o->resume != 0 && o->attach < 0)
         status = room_check(o);
     if (status == RS_OK)
         status = rs_train_options_save(o);
+    if (status == RS_OK && o->resume == 0)
+        status = fleet_open(&hosts, o, true);
     int code;
     if (status == RS_OK) {
         launch l = {.command = command,
             .options = o,
+            .fleet = &hosts,
             .launcher = args->launcher,
             .grace = args->grace,
             .heartbeat = args->heartbeat,
@@ -241,6 +274,7 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
         code = launch_run(&l);
     } else {
         code = cli_fail(command, status, NULL);
+        fleet_close(&hosts);
     }
     rs_control_release(lock);
     return code;
@@ -272,7 +306,7 @@ static int run_inside(const cli_command *command, const train_args *args, rs_tra
     if (status == RS_OK && rank == 0 && o->resume != 0 && rs_control_is_claimed(o->job, NULL))
         status = rs_error_set(RS_ERR_EXISTS, "job directory %s is in use", o->job);
     if (status == RS_OK && rank == 0 && o->resume != 0)
-        status = resume_choose(o);
+        status = resume_choose(o, NULL);
     MPI_Bcast(&o->attach, 1, MPI_INT, 0, MPI_COMM_WORLD);
     MPI_Bcast(o->attach_layout, sizeof o->attach_layout, MPI_CHAR, 0, MPI_COMM_WORLD);
     MPI_Bcast(&o->attach_step, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);

@@ -21,5 +21,6 @@ extern const cli_command cmd_show;
 extern const cli_command cmd_convert;
 extern const cli_command cmd_verify;
 extern const cli_command cmd_worker;
+extern const cli_command cmd_host;
 
 #endif

@@ -123,14 +123,15 @@ sigset_t launch_hold_signals(void)
     return set;
 }
 
-rs_status launch_drop_state(const rs_train_options *options)
+/* `record`: the job's record goes too, before the arenas that it names. */
+static rs_status drop_state(const rs_train_options *options, bool record)
 {
     rs_keeper *keeper = NULL;
     rs_fenced fenced;
     RS_TRY(rs_keeper_open(
         options->id, options->arena_dir[0] != '\0' ? options->arena_dir : NULL, &keeper));
     rs_status status = rs_elastic_fence(keeper, FENCE_SECONDS, &fenced);
-    if (status == RS_OK)
+    if (status == RS_OK && record)
         status = rs_record_remove(options->job);
     if (status == RS_OK)
         status = rs_keeper_sweep(keeper);
@@ -138,11 +139,28 @@ rs_status launch_drop_state(const rs_train_options *options)
     return status;
 }
 
-rs_status launch_sweep(const rs_train_options *options, bool state)
+rs_status launch_drop_state(const rs_train_options *options)
+{
+    return drop_state(options, true);
+}
+
+static void remove_folders(const rs_train_options *options)
 {
     char path[RS_TRAIN_PATH + 16];
     remove_tree(mpi_folder(options, path, sizeof path));
     remove_tree(launcher_folder(options, path, sizeof path));
+}
+
+rs_status launch_sweep_host(const rs_train_options *options, bool state)
+{
+    remove_folders(options);
+    return state ? drop_state(options, false) : RS_OK;
+}
+
+rs_status launch_sweep(const rs_train_options *options, bool state)
+{
+    char path[RS_TRAIN_PATH + 16];
+    remove_folders(options);
     remove_tree(launch_ranks_folder(options, path, sizeof path));
     return state ? launch_drop_state(options) : RS_OK;
 }

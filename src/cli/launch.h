@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "cli/fleet.h"
 #include "cli/options.h"
 #include "train/train.h"
 
@@ -15,6 +16,7 @@ int launch_own_rank(void);
 typedef struct launch {
     const cli_command *command;      /* for error messages */
     const rs_train_options *options; /* saved in the job directory, which is claimed */
+    fleet *fleet;                    /* open; closed at the end */
     const char *launcher;            /* "auto", "mpirun" or "srun" */
     const char *console;             /* how rank 0 shall print, see console.h */
     int width;
@@ -51,6 +53,8 @@ char *launch_ranks_folder(const rs_train_options *options, char *path, size_t si
  * MPI's shared files, its list of processes; with `state` its record and arenas too, ending the
  * processes that still map them for writing. */
 rs_status launch_sweep(const rs_train_options *options, bool state) RS_MUST_CHECK;
+/* Of that what lies on this host alone, and not in the job directory. */
+rs_status launch_sweep_host(const rs_train_options *options, bool state) RS_MUST_CHECK;
 
 /* Removes the job's state in memory, and the record that names it, after no process writes to it.
  */

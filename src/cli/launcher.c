@@ -46,7 +46,28 @@ char *launcher_folder(const rs_train_options *options, char *path, size_t size)
     return path;
 }
 
-static rs_status prepare_mpirun(launcher *l, const rs_train_options *options)
+/* "node1:2,node2:1": what both mpiruns take. */
+static void add_hosts(launcher *l, const rs_train_options *options, const launcher_world *world)
+{
+    bool open_mpi = strcmp(RS_MPI, "openmpi") == 0;
+    size_t used = 0;
+    for (int h = 0; h < world->hosts->count; h++)
+        if (world->counts[h] > 0 && used < sizeof l->hosts)
+            used += (size_t)snprintf(l->hosts + used, sizeof l->hosts - used, "%s%s:%d",
+                used > 0 ? "," : "", world->hosts->items[h].name, world->counts[h]);
+    if (options->rsh_agent[0] != '\0') {
+        add(l, open_mpi ? "--mca" : "-launcher");
+        add(l, open_mpi ? "plm_rsh_agent" : "ssh");
+        if (!open_mpi)
+            add(l, "-launcher-exec");
+        add(l, options->rsh_agent);
+    }
+    add(l, open_mpi ? "-H" : "-hosts");
+    add(l, l->hosts);
+}
+
+static rs_status prepare_mpirun(
+    launcher *l, const rs_train_options *options, const launcher_world *world)
 {
     static const char *const open_mpi[] = {
         "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"};
@@ -79,6 +100,8 @@ static rs_status prepare_mpirun(launcher *l, const rs_train_options *options)
         add(l, "-x");
         add(l, "OMP_WAIT_POLICY");
     }
+    if (world->hosts != NULL && world->hosts->count > 0)
+        add_hosts(l, options, world);
     add(l, "-n");
     add(l, l->ranks);
     return RS_OK;
@@ -155,7 +178,10 @@ rs_status launcher_prepare(launcher *l, const char *name, const rs_train_options
     setenv("OMP_WAIT_POLICY", "passive", 0);
     bool slurm = getenv("SLURM_JOB_ID") != NULL && find_program("srun", found, sizeof found);
     bool use_srun = strcmp(name, "srun") == 0 || (strcmp(name, "auto") == 0 && slurm);
-    RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options));
+    if (use_srun && world->hosts != NULL && world->hosts->count > 0)
+        return rs_error_set(RS_ERR_UNSUPPORTED,
+            "--hosts: srun starts ranks where the allocation is; use --launcher mpirun");
+    RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options, world));
     const char *const worker[] = {l->self, "worker", "--job", options->job, "--world", l->world,
         "--link", l->address, "--console", console, "--width", l->width};
     for (size_t i = 0; i < sizeof worker / sizeof *worker; i++)

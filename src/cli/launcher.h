@@ -2,6 +2,7 @@
 #ifndef RS_CLI_LAUNCHER_H
 #define RS_CLI_LAUNCHER_H
 
+#include "elastic/hosts.h"
 #include "elastic/link.h"
 #include "train/train.h"
 
@@ -15,13 +16,16 @@ typedef struct launcher {
     char folder[RS_TRAIN_PATH];
     char ranks[16], width[16], type[32], world[16];
     char address[RS_LINK_ADDRESS];
+    char hosts[RS_HOSTS * (RS_HOST_NAME + 8)];
 } launcher;
 
 /* The world that is started. */
 typedef struct launcher_world {
     int number;
     int ranks;
-    const char *address; /* of the supervisor, for its ranks */
+    const char *address;   /* of the supervisor, for its ranks */
+    const rs_hosts *hosts; /* NULL, or without any: this one alone */
+    const int *counts;     /* ranks of each host */
 } launcher_world;
 
 /* Fills in the command line for `name` ("auto", "mpirun", "srun") and sets the thread counts in the

@@ -305,7 +305,7 @@ int64_t resume_newest(const rs_train_options *o)
 
 /* What the killed job left in memory goes before its directory is another's; `state`: its arenas
  * too. */
-static rs_status clear_former(const rs_train_options *o, bool state)
+static rs_status clear_former(const rs_train_options *o, fleet *hosts, bool state)
 {
     rs_train_options former;
     rs_train_options_init(&former);
@@ -314,11 +314,13 @@ static rs_status clear_former(const rs_train_options *o, bool state)
         status = launch_sweep(&former, state);
     else if (status == RS_ERR_NOT_FOUND)
         status = RS_OK;
+    if (status == RS_OK && hosts != NULL)
+        fleet_sweep(hosts, state);
     rs_train_options_fini(&former);
     return status;
 }
 
-static rs_status attach(rs_train_options *o, const rs_recovery *found)
+static rs_status attach(rs_train_options *o, fleet *hosts, const rs_recovery *found)
 {
     rs_record record;
     RS_TRY(rs_record_read(o->job, &record));
@@ -334,10 +336,10 @@ static rs_status attach(rs_train_options *o, const rs_recovery *found)
         found->killed > 0 ? ", its old processes ended" : "",
         found->lost > 0 ? ", what was lost with " : "", found->lost > 0 ? found->lost_ranks : "",
         found->lost > 0 ? " held by others" : "");
-    return clear_former(o, false);
+    return clear_former(o, hosts, false);
 }
 
-rs_status resume_choose(rs_train_options *o)
+rs_status resume_choose(rs_train_options *o, fleet *hosts)
 {
     rs_recovery found;
     int64_t saved = resume_newest(o);
@@ -351,17 +353,17 @@ rs_status resume_choose(rs_train_options *o)
                 "the state in memory is given up: --resume names the checkpoint of step %" PRId64
                 "\n",
                 o->resume);
-        return clear_former(o, true);
+        return clear_former(o, hosts, true);
     }
     rs_status status = rs_train_recover(o->job, FENCE_SECONDS, &found);
     if (status == RS_OK && found.step >= saved)
-        return attach(o, &found);
+        return attach(o, hosts, &found);
     if (status == RS_OK) {
         fprintf(stderr,
             "the state in memory is of step %" PRId64 ", older than the checkpoint of step %" PRId64
             ": going on from the checkpoint\n",
             found.step, saved);
-        return clear_former(o, true);
+        return clear_former(o, hosts, true);
     }
     bool gone =
         status == RS_ERR_NOT_FOUND || status == RS_ERR_MALFORMED || status == RS_ERR_MISMATCH;
@@ -370,5 +372,5 @@ rs_status resume_choose(rs_train_options *o)
     fprintf(stderr,
         "the state in memory cannot be gone on from: %s; going on from the newest checkpoint\n",
         rs_error_message());
-    return clear_former(o, true);
+    return clear_former(o, hosts, true);
 }

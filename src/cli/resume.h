@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "cli/fleet.h"
 #include "cli/options.h"
 #include "reshard/status.h"
 #include "train/train.h"
@@ -22,7 +23,7 @@ rs_status resume_apply(rs_train_options *options, const char *resume, bool job_g
  * standard error. What is not gone on from leaves the memory. RS_ERR_STALLED: a process of the
  * former run cannot be ended.
  */
-rs_status resume_choose(rs_train_options *options) RS_MUST_CHECK;
+rs_status resume_choose(rs_train_options *options, fleet *hosts) RS_MUST_CHECK;
 
 /* The step of the job's newest checkpoint, -1 if there is none. */
 int64_t resume_newest(const rs_train_options *options);

@@ -135,7 +135,7 @@ static void drop_active(supervisor *s)
     s->active = NULL;
     w->stage = WORLD_LEAVES;
     change_note(s, w, "died");
-    launch_forget(s->options, w->number, w->ranks);
+    supervisor_forget(s, w);
     world_fini(w);
     free(w);
     s->stopped_rank[0] = '\0';

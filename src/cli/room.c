@@ -93,7 +93,7 @@ rs_status room_estimate(const rs_train_options *options, int64_t *safe, int64_t 
 rs_status room_check(const rs_train_options *options)
 {
     const char *nodes = getenv("SLURM_JOB_NUM_NODES");
-    if (nodes != NULL && strtol(nodes, NULL, 10) > 1)
+    if (options->hosts[0] != '\0' || (nodes != NULL && strtol(nodes, NULL, 10) > 1))
         return RS_OK;
     const char *folder = options->arena_dir[0] != '\0' ? options->arena_dir : "/dev/shm";
     rs_keeper *keeper = NULL;

@@ -5,7 +5,8 @@
 #include "train/train.h"
 
 /* RS_ERR_BUDGET says what the job needs, what there is, and the ways out. Estimates for ranks that
- * share this host; inside a Slurm job of several nodes it does not judge. */
+ * share this host; with hosts, or inside a Slurm job of several nodes, it does not judge: the ranks
+ * do. */
 rs_status room_check(const rs_train_options *options) RS_MUST_CHECK;
 
 /* What the job needs on this host at its highest, in safe and in tight mode, in bytes. */

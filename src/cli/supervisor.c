@@ -51,7 +51,12 @@ rs_status supervisor_start(
     w->from = from;
     w->scheduled = scheduled;
     snprintf(w->layout, sizeof w->layout, "%s", layout);
-    rs_status status = world_start(w, s->launch, rs_listener_address(s->listener));
+    rs_status status = RS_OK;
+    if (s->fleet->count > 0)
+        status = rs_hosts_place(&s->fleet->file, ranks, w->counts);
+    if (status == RS_OK)
+        status =
+            world_start(w, s->launch, &s->fleet->file, rs_listener_address(s->fleet->listener));
     if (status != RS_OK) {
         world_fini(w);
         free(w);
@@ -59,6 +64,12 @@ rs_status supervisor_start(
     }
     *out = w;
     return RS_OK;
+}
+
+void supervisor_forget(supervisor *s, const world *w)
+{
+    launch_forget(s->options, w->number, w->ranks);
+    fleet_tell(s->fleet, json_pack("{s:s,s:i}", "do", "forget", "world", w->number));
 }
 
 static void lose_host(world_host *host)
@@ -108,8 +119,11 @@ static void hear_stranger(supervisor *s, int i)
     forget_stranger(s, i);
     const char *what = json_string_value(json_object_get(word, "say"));
     world *w = find_world(s, (int)json_integer_value(json_object_get(word, "world")));
-    if (status != RS_OK || what == NULL || strcmp(what, "hello") != 0 || w == NULL ||
-        w->host_count == WORLD_HOSTS) {
+    if (status == RS_OK && what != NULL && strcmp(what, "host") == 0) {
+        if (!fleet_join(s->fleet, word, link))
+            rs_link_close(link);
+    } else if (status != RS_OK || what == NULL || strcmp(what, "hello") != 0 || w == NULL ||
+               w->host_count == WORLD_HOSTS) {
         rs_link_close(link);
     } else {
         world_host *host = &w->hosts[w->host_count++];
@@ -122,7 +136,7 @@ static void hear_stranger(supervisor *s, int i)
 static void take_connection(supervisor *s)
 {
     rs_link *link = NULL;
-    if (rs_listener_accept(s->listener, &link) != RS_OK || link == NULL)
+    if (rs_listener_accept(s->fleet->listener, &link) != RS_OK || link == NULL)
         return;
     if (s->stranger_count == WORLD_HOSTS) { /* the oldest has had time enough */
         rs_link_close(s->strangers[0]);
@@ -163,6 +177,8 @@ static void reap(supervisor *s)
             world_has_ended(s->active, status);
         else if (s->other != NULL && s->other->process == process)
             world_has_ended(s->other, status);
+        else
+            fleet_has_ended(s->fleet, process);
     }
 }
 
@@ -216,7 +232,7 @@ static void check_beats(supervisor *s)
 
 /* ---- the loop ---- */
 
-#define MOST_FDS (2 + 2 * (2 + WORLD_HOSTS) + WORLD_HOSTS)
+#define MOST_FDS (2 + 2 * (2 + WORLD_HOSTS) + 2 * WORLD_HOSTS)
 
 /* What a descriptor of the poll belongs to. */
 typedef struct source {
@@ -269,6 +285,7 @@ static void serve(supervisor *s, const struct pollfd *fds, const source *sources
 /* What the clock brings. */
 static void tend(supervisor *s)
 {
+    fleet_tend(s->fleet);
     change_tend(s);
     revive_tend(s);
     check_beats(s);
@@ -305,12 +322,17 @@ static void supervise(supervisor *s)
     source sources[MOST_FDS];
     while (!is_over(s)) {
         int count = add_fd(fds, sources, 0, s->signals, (source){0});
-        count = add_fd(fds, sources, count, rs_listener_fd(s->listener), (source){0});
+        count = add_fd(fds, sources, count, rs_listener_fd(s->fleet->listener), (source){0});
         count = add_world(fds, sources, count, s->active);
         count = add_world(fds, sources, count, s->other);
         for (int k = 0; k < s->stranger_count; k++)
             count = add_fd(fds, sources, count, rs_link_fd(s->strangers[k]), (source){NULL, -1, k});
-        if (poll(fds, (nfds_t)count, (int)(TICK_SECONDS * 1000)) < 0 && errno != EINTR)
+        int asked = count;
+        for (int h = 0; h < s->fleet->count; h++) /* fleet_tend reads them */
+            if (s->fleet->hosts[h].link != NULL)
+                asked =
+                    add_fd(fds, sources, asked, rs_link_fd(s->fleet->hosts[h].link), (source){0});
+        if (poll(fds, (nfds_t)asked, (int)(TICK_SECONDS * 1000)) < 0 && errno != EINTR)
             return;
         serve(s, fds, sources, count);
         tend(s);
@@ -460,18 +482,11 @@ static int conclude(const supervisor *s)
 
 static rs_status begin(supervisor *s)
 {
-    char path[RS_TRAIN_PATH + 16], name[RS_TRAIN_ID + 16];
-    uint8_t secret[RS_SECRET];
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    signal(SIGPIPE, SIG_IGN);
     sigset_t set = launch_hold_signals();
     s->signals = signalfd(-1, &set, SFD_CLOEXEC);
     if (s->signals < 0)
         return rs_error_errno(errno, "signalfd");
-    snprintf(path, sizeof path, "%s/secret", s->options->job);
-    RS_TRY(rs_secret_make(path, secret));
-    snprintf(name, sizeof name, "reshard-%s", s->options->id);
-    RS_TRY(rs_listener_open(name, NULL, secret, &s->listener));
     RS_TRY(rs_control_open(s->options->job, &s->control));
     RS_TRY(supervisor_start(s, s->options->layout, s->options->ranks, NULL, 0, &s->active));
     if (s->options->attach >= 0)
@@ -482,7 +497,6 @@ static rs_status begin(supervisor *s)
 
 static void end(supervisor *s)
 {
-    char path[RS_TRAIN_PATH + 16];
     world *const worlds[] = {s->active, s->other};
     for (int i = 0; i < 2; i++) {
         if (worlds[i] == NULL)
@@ -492,32 +506,31 @@ static void end(supervisor *s)
     }
     for (int k = 0; k < s->stranger_count; k++)
         rs_link_close(s->strangers[k]);
-    rs_listener_close(s->listener);
     rs_control_close(s->control);
     json_decref(s->pull);
-    snprintf(path, sizeof path, "%s/secret", s->options->job);
-    unlink(path);
     if (s->signals >= 0)
         close(s->signals);
 }
 
 int launch_run(const launch *l)
 {
-    supervisor s = {.launch = l, .options = l->options, .signals = -1};
-    int code;
+    supervisor s = {.launch = l, .fleet = l->fleet, .options = l->options, .signals = -1};
+    int code = CLI_FAILURE;
     /* A world that begins from arenas makes its own in generations of their own. */
     if (l->options->attach >= 0)
         s.numbers = l->options->attach / RS_WORLD_GENERATIONS + 1;
     rs_status status = begin(&s);
-    if (status == RS_OK) {
+    if (status == RS_OK)
         supervise(&s);
-        reap_rest();
-        code = conclude(&s);
-    } else {
+    else
         code = cli_fail(l->command, status, NULL);
-    }
     /* A job that ends by itself, well or not, takes its record along. */
     bool kept = (s.stop_signal == 0 || s.survival.pending) && launch_keeps_state(l->options);
+    fleet_sweep(s.fleet, !kept);
+    fleet_close(s.fleet);
+    reap_rest();
+    if (status == RS_OK)
+        code = conclude(&s);
     status = launch_sweep(l->options, !kept);
     if (status != RS_OK)
         code = cli_fail(l->command, status, "cleaning up");

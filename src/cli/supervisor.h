@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "cli/fleet.h"
 #include "cli/launch.h"
 #include "cli/world.h"
 #include "elastic/handover.h"
@@ -44,7 +45,7 @@ typedef struct supervisor {
     const launch *launch;
     const rs_train_options *options;
     rs_control *control;
-    rs_listener *listener;
+    fleet *fleet;
     int signals;   /* fd */
     world *active; /* trains, or did until it ended */
     world *other;  /* comes, or (leaving) goes */
@@ -100,6 +101,9 @@ void revive_tend(supervisor *s);
 /* How the first rank ended that ended wrongly: "rank 1 (process 12 on host) was killed by signal 9
  * (Killed)"; false if nothing is known. `own` (may be NULL): it was its own fault. */
 bool supervisor_death(const supervisor *s, char *text, size_t size, noise_death *death, bool *own);
+
+/* Removes what the ranks of a world that is gone have left beside the arenas, on all hosts. */
+void supervisor_forget(supervisor *s, const world *w);
 
 /* Makes a world of `ranks` ranks and starts it. */
 rs_status supervisor_start(supervisor *s, const char *layout, int ranks, json_t *from,

@@ -96,13 +96,17 @@ done:
     return status;
 }
 
-rs_status world_start(world *w, const launch *l, const char *address)
+rs_status world_start(world *w, const launch *l, const rs_hosts *hosts, const char *address)
 {
     w->pipes[0] = w->pipes[1] = -1;
     noise_init(&w->streams[0], STDOUT_FILENO);
     noise_init(&w->streams[1], STDERR_FILENO);
     w->begun = cli_now();
-    launcher_world place = {.number = w->number, .ranks = w->ranks, .address = address};
+    launcher_world place = {.number = w->number,
+        .ranks = w->ranks,
+        .address = address,
+        .hosts = hosts,
+        .counts = w->counts};
     RS_TRY(launcher_prepare(&w->how, l->launcher, l->options, &place, l->console, l->width));
     return start_process(w);
 }

@@ -9,6 +9,7 @@
 #include "cli/launch.h"
 #include "cli/launcher.h"
 #include "cli/noise.h"
+#include "elastic/hosts.h"
 #include "elastic/link.h"
 
 typedef enum world_stage {
@@ -22,7 +23,7 @@ typedef enum world_stage {
     WORLD_STAGES
 } world_stage;
 
-#define WORLD_HOSTS 64
+#define WORLD_HOSTS RS_HOSTS
 #define TAIL_BYTES 1024
 
 typedef struct world_host {
@@ -53,11 +54,13 @@ typedef struct world {
     double begun;
     world_host hosts[WORLD_HOSTS];
     int host_count;
+    int counts[RS_HOSTS];  /* ranks on each of the job's hosts, where it names some */
     char tail[TAIL_BYTES]; /* the last that its ranks wrote to standard error */
 } world;
 
-/* Starts the launcher of a world whose number, ranks, layout and origin are set. */
-rs_status world_start(world *w, const launch *l, const char *address) RS_MUST_CHECK;
+/* Starts the launcher of a world whose number, ranks, layout, origin and counts are set. */
+rs_status world_start(
+    world *w, const launch *l, const rs_hosts *hosts, const char *address) RS_MUST_CHECK;
 void world_fini(world *w);
 
 /* It has been getting ready beside the world that trains; from now on it yields to nobody. */

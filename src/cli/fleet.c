@@ -1,0 +1,492 @@
+/*
+ * Helpers on other hosts.
+ *
+ * 1. The secret is never on a command line: a helper reads it from the job directory, which all
+ *    hosts share.
+ * 2. What is handed to the remote shell is quoted; a host's name is nothing but a name
+ *    (elastic/hosts.h).
+ * 3. The loop of the supervisor waits for no helper but where it asked for something (fleet_call),
+ *    and then not for ever.
+ * 4. A helper that has gone is started anew; its host is lost only if that fails too
+ * (supervisor.c).
+ */
+#include "cli/fleet.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "cli/subject.h"
+#include "train/control.h"
+
+#define AGENT "ssh"
+#define AGENT_WORDS 16
+#define SWEEP_SECONDS 30
+#define REACH_SECONDS 30 /* until a helper has answered */
+#define BURY_SECONDS 2   /* until an agent ends by itself after its helper's stream was closed */
+
+/* ---- which hosts ---- */
+
+static void fill(fleet *f)
+{
+    char own[RS_HOST_NAME] = "";
+    gethostname(own, sizeof own - 1);
+    f->count = f->file.count;
+    for (int h = 0; h < f->count; h++) {
+        fleet_host *host = &f->hosts[h];
+        *host = (fleet_host){.output = -1};
+        memcpy(host->name, f->file.items[h].name, sizeof host->name);
+        host->here = rs_host_is(host->name, own) || strcmp(host->name, "localhost") == 0;
+    }
+}
+
+/* JOB/hosts: for who cleans up after the job, or goes on with it. */
+static rs_status note_hosts(const fleet *f)
+{
+    rs_text text = {0};
+    char *all = NULL;
+    for (int h = 0; h < f->count; h++)
+        rs_text_append(&text, "%s slots=%d\n", f->file.items[h].name, f->file.items[h].slots);
+    RS_TRY(rs_text_take(&text, &all));
+    rs_status status = rs_control_replace(f->options->job, "hosts", all);
+    free(all);
+    return status;
+}
+
+/* Hosts that an earlier run of the job was on may have something of it still. */
+static void add_former(fleet *f, const rs_hosts *former)
+{
+    for (int i = 0; i < former->count && f->file.count < RS_HOSTS; i++) {
+        bool known = false;
+        for (int h = 0; h < f->file.count; h++)
+            known = known || rs_host_is(f->file.items[h].name, former->items[i].name);
+        if (known)
+            continue;
+        f->file.items[f->file.count] = former->items[i];
+        f->file.items[f->file.count++].slots = 0;
+    }
+}
+
+/* `fresh`: what an earlier attempt noted does not count. */
+static rs_status find_hosts(fleet *f, bool fresh)
+{
+    rs_hosts former = {.count = 0};
+    char path[RS_TRAIN_PATH + 16];
+    snprintf(path, sizeof path, "%s/hosts", f->options->job);
+    rs_status status = fresh ? RS_ERR_NOT_FOUND : rs_hosts_read(path, &former);
+    if (status != RS_OK && status != RS_ERR_NOT_FOUND)
+        return status;
+    if (f->options->hosts[0] != '\0')
+        RS_TRY(rs_hosts_read(f->options->hosts, &f->file));
+    else
+        f->file = former;
+    if (f->file.count == 0) {
+        unlink(path);
+        return RS_OK;
+    }
+    add_former(f, &former);
+    char *absolute = realpath(f->options->job, NULL);
+    if (absolute == NULL)
+        return rs_error_errno(errno, "%s", f->options->job);
+    snprintf(f->job, sizeof f->job, "%s", absolute);
+    free(absolute);
+    fill(f);
+    return note_hosts(f);
+}
+
+/* The name under which the other hosts reach this one. */
+static void find_own_name(const fleet *f, char name[RS_HOST_NAME])
+{
+    memset(name, 0, RS_HOST_NAME);
+    if (f->options->address[0] != '\0') {
+        snprintf(name, RS_HOST_NAME, "%s", f->options->address);
+        return;
+    }
+    gethostname(name, RS_HOST_NAME - 1);
+    for (int h = 0; h < f->count; h++) /* as the user calls it */
+        if (f->hosts[h].here && strcmp(f->hosts[h].name, "localhost") != 0)
+            memcpy(name, f->hosts[h].name, RS_HOST_NAME);
+}
+
+int fleet_find(const fleet *f, const char *name)
+{
+    for (int h = 0; h < f->count; h++)
+        if (rs_host_is(f->hosts[h].name, name))
+            return h;
+    return -1;
+}
+
+/* ---- starting helpers ---- */
+
+static void append_quoted(rs_text *text, const char *word)
+{
+    rs_text_append(text, " '");
+    for (; *word != '\0'; word++)
+        rs_text_append(text, *word == '\'' ? "'\\''" : "%c", *word);
+    rs_text_append(text, "'");
+}
+
+/* The helper's command line, for the remote shell. */
+static rs_status helper_command(const fleet *f, const fleet_host *host, char **out)
+{
+    char self[RS_TRAIN_PATH];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n <= 0)
+        return rs_error_errno(errno, "/proc/self/exe");
+    self[n] = '\0';
+    rs_text text = {0};
+    rs_text_append(&text, "exec");
+    const char *const words[] = {self, "host", "--job", f->job, "--link",
+        rs_listener_address(f->listener), "--name", host->name};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        append_quoted(&text, words[i]);
+    return rs_text_take(&text, out);
+}
+
+/* In the child: becomes the agent. */
+static void become_agent(const fleet *f, const fleet_host *host, char *command, int output)
+{
+    const char *agent = f->options->rsh_agent[0] != '\0' ? f->options->rsh_agent : AGENT;
+    char *words[AGENT_WORDS + 3], *rest, copy[RS_TRAIN_PATH];
+    int count = 0;
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid(); /* Ctrl-C is the supervisor's */
+    int empty = open("/dev/null", O_RDONLY);
+    if (empty >= 0)
+        dup2(empty, STDIN_FILENO);
+    dup2(output, STDOUT_FILENO);
+    dup2(output, STDERR_FILENO);
+    snprintf(copy, sizeof copy, "%s", agent);
+    for (char *word = strtok_r(copy, " ", &rest); word != NULL && count < AGENT_WORDS;
+         word = strtok_r(NULL, " ", &rest))
+        words[count++] = word;
+    words[count++] = (char *)(uintptr_t)host->name;
+    words[count++] = command;
+    words[count] = NULL;
+    execvp(words[0], words);
+    fprintf(stderr, "%s: %s\n", words[0], strerror(errno));
+    _exit(127);
+}
+
+static rs_status start_helper(fleet *f, fleet_host *host)
+{
+    int ends[2];
+    char *command = NULL;
+    RS_TRY(helper_command(f, host, &command));
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        free(command);
+        return rs_error_errno(errno, "cannot make a pipe");
+    }
+    fflush(NULL);
+    pid_t process = fork();
+    if (process == 0)
+        become_agent(f, host, command, ends[1]);
+    free(command);
+    close(ends[1]);
+    if (process < 0) {
+        close(ends[0]);
+        return rs_error_errno(errno, "cannot start the agent for host %s", host->name);
+    }
+    if (host->output >= 0)
+        close(host->output);
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    host->process = process;
+    host->output = ends[0];
+    host->said[0] = '\0';
+    host->begun = host->beat = cli_now();
+    return RS_OK;
+}
+
+/* ---- hearing them ---- */
+
+static void read_output(fleet_host *host)
+{
+    char bytes[4096];
+    ssize_t n;
+    while (host->output >= 0 && (n = read(host->output, bytes, sizeof bytes)) != 0) {
+        if (n < 0)
+            return;
+        size_t have = strlen(host->said), room = sizeof host->said - 1 - have;
+        size_t kept = (size_t)n < room ? (size_t)n : room;
+        memcpy(host->said + have, bytes, kept);
+        host->said[have + kept] = '\0';
+    }
+    if (host->output >= 0)
+        close(host->output);
+    host->output = -1;
+}
+
+static void lose_helper(fleet_host *host)
+{
+    rs_link_close(host->link);
+    host->link = NULL;
+    host->begun = cli_now();
+}
+
+bool fleet_join(fleet *f, const json_t *word, rs_link *link)
+{
+    const char *name = json_string_value(json_object_get(word, "host"));
+    int h = name != NULL ? fleet_find(f, name) : -1;
+    if (h < 0 || f->hosts[h].here || f->hosts[h].link != NULL)
+        return false;
+    f->hosts[h].link = link;
+    f->hosts[h].beat = cli_now();
+    return true;
+}
+
+bool fleet_has_ended(fleet *f, pid_t process)
+{
+    for (int h = 0; h < f->count; h++) {
+        if (f->hosts[h].process != process)
+            continue;
+        f->hosts[h].process = 0;
+        read_output(&f->hosts[h]);
+        return true;
+    }
+    return false;
+}
+
+/* Reads its beats; what else it says nobody has asked for, but for trouble. */
+static void hear(fleet_host *host)
+{
+    json_t *word = NULL;
+    while (host->link != NULL) {
+        if (rs_link_receive(host->link, 0, &word) != RS_OK) {
+            lose_helper(host);
+            return;
+        }
+        if (word == NULL)
+            return;
+        host->beat = cli_now();
+        const char *trouble = json_string_value(json_object_get(word, "trouble"));
+        if (trouble != NULL)
+            fprintf(stderr, "reshard train: host %s: %s\n", host->name, trouble);
+        json_decref(word);
+    }
+}
+
+void fleet_tend(fleet *f)
+{
+    for (int h = 0; h < f->count; h++) {
+        read_output(&f->hosts[h]);
+        hear(&f->hosts[h]);
+    }
+}
+
+/* ---- waiting for them ---- */
+
+/* Takes what has connected; who is no helper has nothing to say yet. */
+static void take_helpers(fleet *f, rs_link **waiting, int *count)
+{
+    rs_link *link = NULL;
+    if (*count < RS_HOSTS && rs_listener_accept(f->listener, &link) == RS_OK && link != NULL)
+        waiting[(*count)++] = link;
+    for (int i = 0; i < *count;) {
+        json_t *word = NULL;
+        rs_status status = rs_link_receive(waiting[i], 0, &word);
+        if (status == RS_OK && word == NULL) {
+            i++;
+            continue;
+        }
+        if (status != RS_OK || !fleet_join(f, word, waiting[i]))
+            rs_link_close(waiting[i]);
+        waiting[i] = waiting[--*count];
+        json_decref(word);
+    }
+}
+
+static void reap_agents(fleet *f)
+{
+    for (int h = 0; h < f->count; h++) {
+        fleet_host *host = &f->hosts[h];
+        read_output(host);
+        if (host->process > 0 && waitpid(host->process, NULL, WNOHANG) == host->process) {
+            host->process = 0;
+            read_output(host);
+        }
+    }
+}
+
+/* True while a helper may still come. */
+static bool some_may_come(const fleet *f)
+{
+    for (int h = 0; h < f->count; h++)
+        if (!f->hosts[h].here && f->hosts[h].link == NULL && f->hosts[h].process > 0)
+            return true;
+    return false;
+}
+
+static void await_helpers(fleet *f)
+{
+    rs_link *waiting[RS_HOSTS];
+    int count = 0;
+    double deadline = cli_now() + REACH_SECONDS;
+    while (some_may_come(f) && cli_now() < deadline) {
+        struct pollfd fd = {.fd = rs_listener_fd(f->listener), .events = POLLIN};
+        poll(&fd, 1, 20);
+        take_helpers(f, waiting, &count);
+        reap_agents(f);
+    }
+    while (count > 0)
+        rs_link_close(waiting[--count]);
+}
+
+/* What is wrong with a host whose helper has not come. */
+static rs_status explain(fleet_host *host)
+{
+    host->said[strcspn(host->said, "\r\n")] = '\0';
+    return rs_error_set(RS_ERR_PEER, "host %s cannot be reached: %s", host->name,
+        host->said[0] != '\0' ? host->said : "its helper has not answered in time");
+}
+
+static rs_status start_helpers(fleet *f, bool strict)
+{
+    for (int h = 0; h < f->count; h++)
+        if (!f->hosts[h].here)
+            RS_TRY(start_helper(f, &f->hosts[h]));
+    await_helpers(f);
+    for (int h = 0; h < f->count; h++) {
+        if (f->hosts[h].here || f->hosts[h].link != NULL)
+            continue;
+        rs_status status = explain(&f->hosts[h]);
+        if (strict && f->file.items[h].slots > 0)
+            return status;
+        fprintf(stderr, "reshard: %s\n", rs_error_message());
+    }
+    return RS_OK;
+}
+
+rs_status fleet_open(fleet *f, const rs_train_options *options, bool strict)
+{
+    char path[RS_TRAIN_PATH + 16], name[RS_TRAIN_ID + 48], own[RS_HOST_NAME];
+    uint8_t secret[RS_SECRET];
+    *f = (fleet){.options = options};
+    RS_TRY(find_hosts(f, strict));
+    signal(SIGPIPE, SIG_IGN);
+    snprintf(path, sizeof path, "%s/secret", options->job);
+    RS_TRY(rs_secret_make(path, secret));
+    snprintf(name, sizeof name, "reshard-%s-%ld-%lld", options->id, (long)getpid(),
+        (long long)(1e6 * cli_now()));
+    find_own_name(f, own);
+    /* Over the network only where it has to be. */
+    RS_TRY(rs_listener_open(name, f->count > 0 ? own : NULL, secret, &f->listener));
+    return start_helpers(f, strict);
+}
+
+/* ---- asking them ---- */
+
+static rs_status read_reply(const fleet_host *host, const json_t *word)
+{
+    const char *message = json_string_value(json_object_get(word, "message"));
+    int status = (int)json_integer_value(json_object_get(word, "status"));
+    if (status == RS_OK)
+        return RS_OK;
+    return rs_error_set(
+        (rs_status)status, "host %s: %s", host->name, message != NULL ? message : "");
+}
+
+rs_status fleet_call(fleet_host *host, json_t *word, double seconds, json_t **reply)
+{
+    int call = ++host->calls;
+    double deadline = cli_now() + seconds;
+    rs_status status = RS_ERR_PEER;
+    if (word == NULL || json_object_set_new(word, "call", json_integer(call)) != 0)
+        status = rs_error_memory(1);
+    else if (host->link != NULL)
+        status = rs_link_send(host->link, word);
+    json_decref(word);
+    while (status == RS_OK) {
+        json_t *answer = NULL;
+        double left = deadline - cli_now();
+        status = left > 0 ? rs_link_receive(host->link, left, &answer) : RS_ERR_PEER;
+        if (status != RS_OK || answer == NULL)
+            continue;
+        host->beat = cli_now();
+        if (json_integer_value(json_object_get(answer, "call")) != call) {
+            json_decref(answer);
+            continue;
+        }
+        status = read_reply(host, answer);
+        if (reply != NULL && status == RS_OK)
+            *reply = answer;
+        else
+            json_decref(answer);
+        return status;
+    }
+    if (host->link != NULL)
+        lose_helper(host);
+    return rs_error_set(RS_ERR_PEER, "host %s does not answer", host->name);
+}
+
+void fleet_tell(fleet *f, json_t *word)
+{
+    for (int h = 0; h < f->count && word != NULL; h++)
+        if (f->hosts[h].link != NULL && rs_link_send(f->hosts[h].link, word) != RS_OK)
+            lose_helper(&f->hosts[h]);
+    json_decref(word);
+}
+
+/* ---- the end ---- */
+
+bool fleet_sweep(fleet *f, bool state)
+{
+    bool all = true;
+    for (int h = 0; h < f->count; h++) {
+        fleet_host *host = &f->hosts[h];
+        if (host->here)
+            continue;
+        rs_status status = fleet_call(
+            host, json_pack("{s:s,s:b}", "do", "sweep", "state", state), SWEEP_SECONDS, NULL);
+        if (status == RS_OK)
+            continue;
+        fprintf(stderr,
+            "reshard: what the job left on host %s is still there (%s); `reshard clean %s` removes "
+            "it when the host can be reached\n",
+            host->name, rs_error_message(), f->options->job);
+        all = false;
+    }
+    return all;
+}
+
+/* Lets an agent end, whose helper ends with its stream. */
+static void bury(fleet_host *host)
+{
+    double deadline = cli_now() + BURY_SECONDS;
+    rs_link_close(host->link);
+    host->link = NULL;
+    while (host->process > 0 && waitpid(host->process, NULL, WNOHANG) == 0) {
+        if (cli_now() > deadline)
+            kill(host->process, SIGKILL);
+        usleep(5000);
+    }
+    host->process = 0;
+    if (host->output >= 0)
+        close(host->output);
+    host->output = -1;
+}
+
+void fleet_close(fleet *f)
+{
+    char path[RS_TRAIN_PATH + 16];
+    if (f->options == NULL)
+        return;
+    for (int h = 0; h < f->count; h++)
+        bury(&f->hosts[h]);
+    if (f->listener != NULL) {
+        snprintf(path, sizeof path, "%s/secret", f->options->job);
+        unlink(path);
+    }
+    rs_listener_close(f->listener);
+    f->listener = NULL;
+}

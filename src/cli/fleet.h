@@ -1,0 +1,79 @@
+/*
+ * The hosts of a supervised job, and the helper that stands for the supervisor on each of them.
+ *
+ * What lies in a host's memory can be seen there alone. So on every host but its own the supervisor
+ * starts a small process, `reshard host`, through the same agent by which the launcher reaches the
+ * host (ssh, unless told otherwise). The helper opens one stream back, proves itself by the job's
+ * secret, shows that its host lives, and does what it is told: end processes, take arenas to a
+ * step, remove what is left. It ends with the stream. For the supervisor's own host the same is
+ * done in this process.
+ *
+ * Usual order: fleet_open; fleet_call and fleet_tell; fleet_sweep; fleet_close. A fleet without
+ * hosts is a job on this host alone: everything is done here.
+ */
+#ifndef RS_CLI_FLEET_H
+#define RS_CLI_FLEET_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "elastic/hosts.h"
+#include "elastic/link.h"
+#include "train/train.h"
+
+typedef struct fleet_host {
+    char name[RS_HOST_NAME];
+    bool here;     /* the supervisor's own */
+    rs_link *link; /* of its helper; NULL: none, or not yet */
+    pid_t process; /* of the agent that started it; 0: none, or it has ended */
+    int output;    /* what agent and helper print; -1 */
+    char said[400];
+    double beat;  /* when its last word came */
+    double begun; /* when the helper was started */
+    int calls;
+} fleet_host;
+
+typedef struct fleet {
+    const rs_train_options *options;
+    rs_listener *listener;
+    rs_hosts file;              /* hosts that have none of the job's slots any more have 0 */
+    fleet_host hosts[RS_HOSTS]; /* in the order of the file */
+    int count;                  /* 0: this host alone */
+    char job[RS_TRAIN_PATH];    /* absolute */
+} fleet;
+
+/*
+ * Reads options->hosts, else JOB/hosts, which an earlier run of the job left, and notes them there;
+ * makes JOB/secret; listens; starts the helpers and waits for them. The job directory is claimed
+ * and JOB/job.json saved. `strict`: RS_ERR_PEER names a host that cannot be reached, and what its
+ * agent said; JOB/hosts is of an attempt before, and not read. Else an unreachable host is named on
+ * standard error, and has no link. fleet_close also after
+ * an error.
+ */
+rs_status fleet_open(fleet *f, const rs_train_options *options, bool strict) RS_MUST_CHECK;
+void fleet_close(fleet *f);
+
+/* A connection's first word was {"say":"host"}: true if it is a helper's; the link is the fleet's
+ * then. */
+bool fleet_join(fleet *f, const json_t *word, rs_link *link);
+
+/* Reads what helpers say, and tends those that have gone. */
+void fleet_tend(fleet *f);
+/* waitpid has given a process: true if it was an agent's. */
+bool fleet_has_ended(fleet *f, pid_t process);
+
+/* The host of that name; -1. */
+int fleet_find(const fleet *f, const char *name);
+
+/* Has the helper do `word` ({"do":...}, consumed) and waits at most `seconds` for its answer
+ * (`reply` may be NULL). What failed there is the error, with the host's name. */
+rs_status fleet_call(fleet_host *host, json_t *word, double seconds, json_t **reply) RS_MUST_CHECK;
+/* Has all helpers do it, and waits for none; `word` is consumed. */
+void fleet_tell(fleet *f, json_t *word);
+
+/* Removes what the job has left on the other hosts, with `state` its arenas too. What cannot be
+ * reached is said on standard error; true if all was. */
+bool fleet_sweep(fleet *f, bool state);
+
+#endif

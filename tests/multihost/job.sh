@@ -1,0 +1,120 @@
+# shellcheck shell=bash
+# Supervised jobs on the hosts of hosts.sh. Sourced after it; $reshard, $text and $work are set, and $work/hosts
+# names the hosts.
+#
+#   begin NAME STEPS ARGUMENT...     starts a job on host1 in the background: $job
+#   alone NAME STEPS ARGUMENT...     runs one on this machine as one host
+#   verdict WHAT CODE TEXT           a check; TEXT explains a failure
+#   conclude                         the end of the test
+
+failed=0
+job=0
+train=(train --model llama-tiny --data "$text" --global-batch 4 --micro-batch 2 --seq 64 --dtype fp32 --seed 3
+    --save-on-exit off)
+
+verdict() {
+    if [ "$2" -eq 0 ]; then
+        echo "ok: $1"
+    else
+        echo "FAILED: $1: $3"
+        failed=1
+    fi
+}
+
+conclude() {
+    [ $failed -eq 0 ] || exit 1
+    echo "passed"
+}
+
+# until_true SECONDS COMMAND...
+until_true() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.1
+    done
+}
+
+begin() {
+    local name=$1 steps=$2
+    shift 2
+    on host1 timeout 200 "$reshard" "${train[@]}" --steps "$steps" --job "$work/$name" --hosts "$work/hosts" \
+        --rsh-agent "$agent" "$@" >"$work/$name.out" 2>&1 &
+    job=$!
+}
+
+alone() {
+    local name=$1 steps=$2
+    shift 2
+    OMPI_MCA_btl=self,vader timeout 200 "$reshard" "${train[@]}" --steps "$steps" --job "$work/$name" "$@" \
+        >"$work/$name.out" 2>&1
+    verdict "one host" $? "$(tail -5 "$work/$name.out")"
+}
+
+# refused NAME PATTERN ARGUMENT...: a job that does not begin, and why.
+refused() {
+    local name=$1 pattern=$2
+    shift 2
+    begin "$name" 5 "$@"
+    ! wait "$job" && grep -qE "$pattern" "$work/$name.out"
+    verdict "refused: $pattern" $? "$(cat "$work/$name.out")"
+    nothing_left "$name"
+}
+
+# stepped NAME STEP: it has come so far.
+stepped() {
+    [ -f "$work/$1/metrics.jsonl" ] && python3 - "$work/$1/metrics.jsonl" "$2" <<'PYTHON'
+import json, sys
+steps = [0]
+for line in open(sys.argv[1]):
+    if line.endswith("\n") and '"loss"' in line:
+        steps.append(json.loads(line).get("step", 0))
+sys.exit(max(steps) < int(sys.argv[2]))
+PYTHON
+}
+
+# same_losses NAME OTHER STEPS: every step once, and within 1e-5.
+same_losses() {
+    local text
+    text=$(python3 - "$work/$1" "$work/$2" "$3" <<'PYTHON'
+import json, sys
+def read(folder):
+    return [(r["step"], r["loss"]) for r in map(json.loads, open(f"{folder}/metrics.jsonl")) if "loss" in r]
+one, two, last = read(sys.argv[1]), read(sys.argv[2]), int(sys.argv[3])
+assert [s for s, _ in one] == list(range(1, len(one) + 1)), [s for s, _ in one]
+one, two = dict(one), dict(two)
+bad = [s for s in range(1, last + 1) if abs(one[s] - two[s]) > 1e-5 * abs(two[s])]
+assert not bad, [(s, one[s], two[s]) for s in bad]
+PYTHON
+    2>&1)
+    verdict "$1: the losses of $2, every step once" $? "$text"
+}
+
+# check_switches NAME COUNT: so many, all certified.
+check_switches() {
+    local text
+    text=$(python3 - "$work/$1/metrics.jsonl" "$2" <<'PYTHON'
+import json, sys
+switches = [r for r in map(json.loads, open(sys.argv[1])) if r.get("event") == "switch"]
+assert len(switches) == int(sys.argv[2]) and all(r["certificate"] == "ok" for r in switches), switches
+PYTHON
+    2>&1)
+    verdict "$1: $2 switches, certified" $? "$text"
+}
+
+no_process() {
+    ! pgrep -f -- "--job $work/$1 " >/dev/null
+}
+
+# nothing_left NAME: no process, no file of the job on any host.
+nothing_left() {
+    local k left
+    until_true 10 no_process "$1"
+    verdict "$1: no process is left" $? "$(pgrep -af -- "--job $work/$1 ")"
+    for ((k = 1; k <= hosts_count; k++)); do
+        left=$(on "host$k" find /dev/shm /tmp -maxdepth 1 -name "reshard-*$1*")
+        [ -z "$left" ]
+        verdict "$1: nothing is left on host$k" $? "$left"
+    done
+}
