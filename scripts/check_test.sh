@@ -105,6 +105,13 @@ breaks links docs/x.md "docs/README.md has no link to it" '# X'
 # shellcheck disable=SC2016 # the quotes are part of the document
 passes links x.md '# The title: `x`' '[here](#the-title-x) [out](https://example.org) [file](LICENSE)'
 
+# shellcheck disable=SC2016
+{
+    breaks tests x.md "there is no test train/switch_axe" 'Tested by `train/switch_axe`.'
+    breaks tests x.md "there is no test unit/axe" 'Tested by `unit/axe`.'
+    passes tests x.md 'By `unit/axes`, `train/switch_axes` and `prop/plan`; `src/plan` is no test.'
+}
+
 sed -i 's/^MPICH_PACKAGES=(/&cowsay /' "$copy/dev"
 line=$(grep -n '^MPICH_PACKAGES=' "$copy/dev" | cut -d: -f1)
 expect packages "dev:$line" "cowsay: scripts/check_text.py does not say"

@@ -318,6 +318,20 @@ def links(tree):
 
 
 @rule
+def tests(tree):
+    """Tests that documents name as `part/test` exist: a source of tests/unit, or named in the part's CMakeLists.txt."""
+    parts = {n.split("/")[1] for n in tree.names if re.fullmatch(r"tests/\w+/CMakeLists\.txt", n)} | {"unit"}
+    for name in tree.select({".md"}):
+        for line, match in lines_matching(tree.text(name), r"`(\w+)/([\w-]+)`"):
+            part, test = match.groups()
+            if part not in parts or f"tests/{part}/{test}.c" in tree.names:
+                continue
+            made = tree.text(f"tests/{part}/CMakeLists.txt") if part != "unit" else ""
+            if not re.search(rf"(?<![\w-]){re.escape(test)}(?![\w-])", made):
+                report("tests", name, line, f"there is no test {part}/{test}")
+
+
+@rule
 def packages(tree):
     """Each package that ./dev installs is used, and the table here names the use."""
     if "dev" not in tree.names:
