@@ -35,6 +35,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "base/workers.h"
 #include "ckpt/file.h"
 #include "ckpt/output.h"
@@ -99,15 +100,8 @@ static int64_t chunks_of(const writing *w, const rs_output_file_row *file)
 
 static int file_of_chunk(const writing *w, int64_t chunk)
 {
-    size_t low = 0, high = w->output->files.count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (w->targets[middle].first_chunk <= chunk)
-            low = middle;
-        else
-            high = middle;
-    }
-    return (int)low;
+    size_t next = RS_SEARCH(w->output->files.count, k, w->targets[k].first_chunk <= chunk);
+    return (int)next - 1;
 }
 
 /* A chunk as bytes of its file. */
@@ -133,16 +127,9 @@ static int64_t chunk_at(const writing *w, const rs_output_part *part, int64_t of
 static size_t first_part(const writing *w, range r)
 {
     const rs_output_file_row *file = &w->output->files.items[r.file];
-    size_t low = file->first_part, high = low + file->part_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const rs_output_part *part = &w->output->parts.items[middle];
-        if (part->offset + part->bytes > r.begin)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
+    const rs_output_part *parts = w->output->parts.items + file->first_part;
+    return file->first_part +
+           RS_SEARCH(file->part_count, k, parts[k].offset + parts[k].bytes <= r.begin);
 }
 
 /* The piece of a part that lies in a range; false if there is none. */

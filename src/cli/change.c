@@ -12,9 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "cli/subject.h"
@@ -26,13 +26,6 @@
 #define DEFERRED ((int)(sizeof((supervisor *)0)->deferred / sizeof(rs_control_request)))
 #define LEAVE_SECONDS 30 /* the old world's processes have to end */
 #define EXIT_SECONDS 3   /* those of a new one that is not wanted, before they are made to */
-
-static double wall_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- telling people ---- */
 
@@ -68,7 +61,7 @@ void change_write(const supervisor *s, json_t *event)
     char path[RS_TRAIN_PATH + 16];
     snprintf(path, sizeof path, "%s/metrics.jsonl", s->options->job);
     if (event != NULL)
-        json_object_set_new(event, "time", json_real(wall_seconds()));
+        json_object_set_new(event, "time", json_real(rs_wall_seconds()));
     char *text = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(event);
     size_t length = text != NULL ? strlen(text) : 0;

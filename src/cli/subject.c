@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "reshard/plan.h"
@@ -141,9 +141,7 @@ const char *cli_dtype_name(rs_dtype dtype)
 
 double cli_now(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return rs_clock_seconds();
 }
 
 rs_status cli_names_space(const char *model, const char *folder, const char *other, rs_space **out)

@@ -24,6 +24,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 enum { OLD, NOW };
 
@@ -60,21 +61,16 @@ struct rs_heritage {
 
 /* ---- reading both worlds ---- */
 
-static int compare_two(int64_t a, int64_t b)
-{
-    return (a > b) - (a < b);
-}
-
 static int compare_places(const void *a, const void *b)
 {
     const rs_shard *x = a;
     const rs_shard *y = b;
     if (x->segment != y->segment)
-        return compare_two(x->segment, y->segment);
+        return rs_compare(x->segment, y->segment);
     if (x->offset != y->offset)
-        return compare_two(x->offset, y->offset);
+        return rs_compare(x->offset, y->offset);
     if (x->tensor != y->tensor)
-        return compare_two(x->tensor, y->tensor);
+        return rs_compare(x->tensor, y->tensor);
     return rs_box_compare(&x->box, &y->box);
 }
 
@@ -154,12 +150,12 @@ static int compare_entries(const void *a, const void *b)
     const entry *x = a;
     const entry *y = b;
     if (x->segment != y->segment)
-        return compare_two(x->segment, y->segment);
+        return rs_compare(x->segment, y->segment);
     if (x->hash != y->hash)
         return x->hash < y->hash ? -1 : 1;
     if (x->side != y->side)
-        return compare_two(x->side, y->side);
-    return compare_two(x->rank, y->rank);
+        return rs_compare(x->side, y->side);
+    return rs_compare(x->rank, y->rank);
 }
 
 /* Gives the new segment `now` an old one of entries begin .. end - 1 that is alike and free: that
@@ -235,12 +231,7 @@ done:
 
 static int compare_numbers(const void *a, const void *b)
 {
-    return compare_two(((const rs_segment_ref *)a)->segment, ((const rs_segment_ref *)b)->segment);
-}
-
-static int compare_ints(const void *a, const void *b)
-{
-    return compare_two(*(const int *)a, *(const int *)b);
+    return rs_compare(((const rs_segment_ref *)a)->segment, ((const rs_segment_ref *)b)->segment);
 }
 
 static rs_status collect(rs_heritage *h, const deal *d)
@@ -272,7 +263,7 @@ static rs_status collect(rs_heritage *h, const deal *d)
             h->sources[count++] = h->refs[i].holder;
         if (n > 1) {
             qsort(h->refs + h->first[k], n, sizeof *h->refs, compare_numbers);
-            qsort(h->sources + begin, n, sizeof *h->sources, compare_ints);
+            qsort(h->sources + begin, n, sizeof *h->sources, rs_compare_ints);
         }
         size_t kept = begin;
         for (size_t i = begin; i < count; i++)

@@ -26,9 +26,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 
@@ -54,13 +54,6 @@ struct rs_listener {
     uint8_t secret[RS_SECRET];
     char address[RS_LINK_ADDRESS];
 };
-
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- the secret ---- */
 
@@ -351,7 +344,7 @@ static int connect_tcp(const char *place)
 static rs_status await(rs_link *link, size_t count, double deadline)
 {
     while (link->count < count) {
-        double left = deadline - now_seconds();
+        double left = deadline - rs_clock_seconds();
         if (left <= 0)
             return lost(link, "has not answered in time");
         RS_TRY(take_bytes(link, left));
@@ -396,7 +389,7 @@ rs_status rs_link_connect(
         close(fd);
         return status;
     }
-    status = introduce(link, now_seconds() + seconds);
+    status = introduce(link, rs_clock_seconds() + seconds);
     if (status == RS_OK)
         *out = link;
     else
@@ -479,7 +472,7 @@ static rs_status parse(rs_link *link, json_t **out)
 
 rs_status rs_link_receive(rs_link *link, double seconds, json_t **out)
 {
-    double deadline = now_seconds() + seconds;
+    double deadline = rs_clock_seconds() + seconds;
     bool looked = false;
     *out = NULL;
     for (;;) {
@@ -489,7 +482,7 @@ rs_status rs_link_receive(rs_link *link, double seconds, json_t **out)
             RS_TRY(check_proof(link));
         if (link->stage == OPEN)
             RS_TRY(parse(link, out));
-        double left = seconds < 0 ? -1 : deadline - now_seconds();
+        double left = seconds < 0 ? -1 : deadline - rs_clock_seconds();
         if (*out != NULL || (seconds >= 0 && left <= 0 && looked))
             return RS_OK;
         looked = true;

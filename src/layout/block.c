@@ -16,6 +16,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 rs_status rs_block_init(
     rs_block *block, const int *tensors, const int64_t *sizes, int count, int slices)
@@ -61,31 +62,14 @@ void rs_block_set(rs_block *block, int slice, const int64_t *counts)
 
 int rs_block_find(const rs_block *block, int tensor)
 {
-    int low = 0;
-    int high = block->count;
-    while (low < high) {
-        int middle = low + (high - low) / 2;
-        if (block->tensors[middle] < tensor)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < block->count && block->tensors[low] == tensor ? low : -1;
+    int at = (int)RS_SEARCH(block->count, k, block->tensors[k] < tensor);
+    return at < block->count && block->tensors[at] == tensor ? at : -1;
 }
 
 int rs_block_at(const rs_block *block, int slice, int64_t element)
 {
     const int64_t *elements = rs_block_elements(block, slice);
-    int low = 0;
-    int high = block->count;
-    while (low < high) {
-        int middle = low + (high - low) / 2;
-        if (elements[middle + 1] <= element)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return (int)RS_SEARCH(block->count, k, elements[k + 1] <= element);
 }
 
 int64_t rs_block_byte(const rs_block *block, int slice, int64_t element)

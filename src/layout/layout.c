@@ -20,6 +20,7 @@
 #include <inttypes.h>
 
 #include "base/checked.h"
+#include "base/search.h"
 #include "layout/mesh.h"
 
 /* ---- ranks ---- */
@@ -237,16 +238,7 @@ int rs_layout_stage_of_layer(const rs_layout *layout, int64_t layers, int64_t la
 {
     if (layout->stage_count == 0)
         return (int)even_owner(layers, (int64_t)layout->pp * layout->vpp, layer);
-    int low = 0;
-    int high = layout->stage_count - 1;
-    while (low < high) {
-        int middle = low + (high - low) / 2;
-        if (layout->stage_end[middle] <= layer)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return (int)RS_SEARCH(layout->stage_count - 1, stage, layout->stage_end[stage] <= layer);
 }
 
 bool rs_layout_stage_has(const rs_layout *layout, const rs_tensor *tensor, int stage, bool tail)

@@ -24,7 +24,9 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "layout/placement.h"
+#include "space/front.h"
 
 /* What a group of an index has in common; holder is -1 in the index of all holders. */
 typedef struct group {
@@ -55,33 +57,17 @@ static const list *list_of(const rs_placement *placement)
     return (const list *)placement;
 }
 
-/* The half-open range of dimension 0; a scalar is one index long. */
-static int64_t box_begin(const rs_box *box)
-{
-    return box->ndim > 0 ? box->offset[0] : 0;
-}
-
-static int64_t box_end(const rs_box *box)
-{
-    return box->ndim > 0 ? box->offset[0] + box->extent[0] : 1;
-}
-
-static int compare_ints(int a, int b)
-{
-    return (a > b) - (a < b);
-}
-
 static int compare_in_holder(const void *a, const void *b)
 {
     const rs_shard *x = a;
     const rs_shard *y = b;
-    int order = compare_ints(x->role, y->role);
+    int order = rs_compare(x->role, y->role);
     if (order == 0)
-        order = compare_ints(x->segment, y->segment);
+        order = rs_compare(x->segment, y->segment);
     if (order == 0)
         order = (x->offset > y->offset) - (x->offset < y->offset);
     if (order == 0)
-        order = compare_ints(x->tensor, y->tensor);
+        order = rs_compare(x->tensor, y->tensor);
     return order != 0 ? order : rs_box_compare(&x->box, &y->box);
 }
 
@@ -94,16 +80,16 @@ static group group_of(const list *self, bool by_holder, size_t shard)
 
 static int compare_groups(group a, group b)
 {
-    int order = compare_ints(a.holder, b.holder);
+    int order = rs_compare(a.holder, b.holder);
     if (order == 0)
-        order = compare_ints(a.tensor, b.tensor);
-    return order != 0 ? order : compare_ints(a.role, b.role);
+        order = rs_compare(a.tensor, b.tensor);
+    return order != 0 ? order : rs_compare(a.role, b.role);
 }
 
 static int compare_in_group(const list *self, size_t a, size_t b)
 {
     int order = rs_box_compare(&self->shards[a].box, &self->shards[b].box);
-    return order != 0 ? order : compare_ints(self->holder_of[a], self->holder_of[b]);
+    return order != 0 ? order : rs_compare(self->holder_of[a], self->holder_of[b]);
 }
 
 static int compare_all(const void *a, const void *b, void *context)
@@ -129,7 +115,7 @@ static int compare_by_role(const void *a, const void *b, void *context)
 {
     const list *self = context;
     int order =
-        compare_ints(self->shards[*(const size_t *)a].role, self->shards[*(const size_t *)b].role);
+        rs_compare(self->shards[*(const size_t *)a].role, self->shards[*(const size_t *)b].role);
     return order != 0 ? order : compare_own(a, b, context);
 }
 
@@ -145,12 +131,19 @@ static rs_status index_build(list *self, bool by_holder, shard_index *out)
     qsort_r(
         out->items, self->count, sizeof *out->items, by_holder ? compare_own : compare_all, self);
     for (size_t i = 0; i < self->count; i++) {
-        out->reach[i] = box_end(&self->shards[out->items[i]].box);
+        out->reach[i] = rs_front_end(&self->shards[out->items[i]].box);
         if (i > 0 && compare_groups(group_of(self, by_holder, out->items[i - 1]),
                          group_of(self, by_holder, out->items[i])) == 0)
             out->reach[i] = rs_max64(out->reach[i], out->reach[i - 1]);
     }
     return RS_OK;
+}
+
+/* Whether entry `k` is of a group before the wanted one, or of that group and `so`. */
+static bool lies_before(const list *self, const shard_index *which, size_t k, group wanted, bool so)
+{
+    int order = compare_groups(group_of(self, which->by_holder, which->items[k]), wanted);
+    return order < 0 || (order == 0 && so);
 }
 
 /*
@@ -160,28 +153,11 @@ static rs_status index_build(list *self, bool by_holder, shard_index *out)
 static void index_range(const list *self, const shard_index *which, group wanted, const rs_box *box,
     size_t *begin, size_t *end)
 {
-    size_t low = 0;
-    size_t high = self->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = compare_groups(group_of(self, which->by_holder, which->items[middle]), wanted);
-        if (order < 0 || (order == 0 && which->reach[middle] <= box_begin(box)))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    *begin = low;
-    high = self->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        size_t shard = which->items[middle];
-        int order = compare_groups(group_of(self, which->by_holder, shard), wanted);
-        if (order < 0 || (order == 0 && box_begin(&self->shards[shard].box) < box_end(box)))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    *end = low;
+    *begin = RS_SEARCH(self->count, k,
+        lies_before(self, which, k, wanted, which->reach[k] <= rs_front_begin(box)));
+    *end = RS_SEARCH(self->count, k,
+        lies_before(self, which, k, wanted,
+            rs_front_begin(&self->shards[which->items[k]].box) < rs_front_end(box)));
 }
 
 /* Bytes from the segment's start to the shard's end. */
@@ -324,7 +300,7 @@ static int compare_segments(const void *a, const void *b)
 {
     const rs_segment *x = a;
     const rs_segment *y = b;
-    return compare_ints(x->segment, y->segment);
+    return rs_compare(x->segment, y->segment);
 }
 
 static rs_status list_segments(const rs_placement *placement, int holder, rs_segment_list *out)

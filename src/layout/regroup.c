@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "layout/placement.h"
 
 /* A segment of the base and who has it here. */
@@ -38,15 +39,9 @@ static const regrouped *regrouped_of(const rs_placement *placement)
     return (const regrouped *)placement;
 }
 
-static int compare_two(int a, int b)
-{
-    return (a > b) - (a < b);
-}
-
 static int compare_refs(rs_segment_ref a, rs_segment_ref b)
 {
-    return a.holder != b.holder ? compare_two(a.holder, b.holder)
-                                : compare_two(a.segment, b.segment);
+    return a.holder != b.holder ? rs_compare(a.holder, b.holder) : rs_compare(a.segment, b.segment);
 }
 
 static int compare_two_refs(const void *a, const void *b)
@@ -103,7 +98,7 @@ static int compare_places(const void *a, const void *b)
     const rs_shard *x = a;
     const rs_shard *y = b;
     if (x->segment != y->segment)
-        return compare_two(x->segment, y->segment);
+        return rs_compare(x->segment, y->segment);
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
@@ -129,7 +124,7 @@ done:
 
 static int compare_numbers(const void *a, const void *b)
 {
-    return compare_two(((const rs_segment *)a)->segment, ((const rs_segment *)b)->segment);
+    return rs_compare(((const rs_segment *)a)->segment, ((const rs_segment *)b)->segment);
 }
 
 static rs_status regrouped_segments(const rs_placement *placement, int holder, rs_segment_list *out)

@@ -34,6 +34,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "base/text.h"
 #include "move/arena_table.h"
 
@@ -217,17 +218,9 @@ rs_status rs_arena_open_sibling(const rs_arena *arena, int rank, rs_arena **out)
 /* The entry of a segment, NULL if the table has none. */
 static const rs_entry *find_entry(const rs_table *table, int segment)
 {
-    size_t low = 0;
-    size_t high = table->entry_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (table->entries[middle].segment < segment)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < table->entry_count && table->entries[low].segment == segment ? &table->entries[low]
-                                                                              : NULL;
+    size_t at = RS_SEARCH(table->entry_count, k, table->entries[k].segment < segment);
+    bool there = at < table->entry_count && table->entries[at].segment == segment;
+    return there ? &table->entries[at] : NULL;
 }
 
 /* Index of an extent in the table under construction, which is added if need be. There is room. */

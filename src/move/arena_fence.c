@@ -21,9 +21,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/pidfd.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "move/arena_table.h"
@@ -69,13 +69,6 @@ static bool is_locked(int fd)
     return fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Kills the process that `owner` names, if that is still the one; its number, or 0. */
 static long kill_owner(const rs_table_owner *owner)
 {
@@ -93,7 +86,7 @@ static long kill_owner(const rs_table_owner *owner)
 static rs_status wait_for_lock(
     int fd, const char *name, const rs_table_owner *owner, double seconds, long *killed)
 {
-    double deadline = now() + seconds;
+    double deadline = rs_clock_seconds() + seconds;
     *killed = 0;
     while (is_locked(fd)) {
         if ((long)__atomic_load_n(&owner->pid, __ATOMIC_ACQUIRE) == (long)getpid())
@@ -102,12 +95,11 @@ static rs_status wait_for_lock(
         /* A process that has just got the lock may not have said yet who it is. */
         if (*killed == 0)
             *killed = kill_owner(owner);
-        if (now() > deadline)
+        if (rs_clock_seconds() > deadline)
             return rs_error_set(RS_ERR_STALLED,
                 "%s: process %" PRIu64 " still maps it for writing after %g s", name, owner->pid,
                 seconds);
-        struct timespec nap = {0, (long)(LOOK * 1e9)};
-        nanosleep(&nap, NULL);
+        rs_nap(LOOK);
     }
     return RS_OK;
 }

@@ -16,13 +16,9 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "move/sums.h"
-
-/* First coordinate of a box; scalars have none. */
-static int64_t front(const rs_box *box)
-{
-    return box->ndim > 0 ? box->offset[0] : 0;
-}
+#include "space/front.h"
 
 static int compare_keys(const rs_cell *a, int tensor, int role, int64_t first)
 {
@@ -30,14 +26,14 @@ static int compare_keys(const rs_cell *a, int tensor, int role, int64_t first)
         return a->tensor < tensor ? -1 : 1;
     if (a->role != role)
         return a->role < role ? -1 : 1;
-    return front(&a->box) < first ? -1 : front(&a->box) > first;
+    return rs_front_begin(&a->box) < first ? -1 : rs_front_begin(&a->box) > first;
 }
 
 static int compare_parts(const void *a, const void *b)
 {
     const rs_cell *x = ((const rs_cell_part *)a)->cell;
     const rs_cell *y = ((const rs_cell_part *)b)->cell;
-    int order = compare_keys(x, y->tensor, y->role, front(&y->box));
+    int order = compare_keys(x, y->tensor, y->role, rs_front_begin(&y->box));
     return order != 0 ? order : rs_box_compare(&x->box, &y->box);
 }
 
@@ -81,21 +77,13 @@ static inline bool meet(const rs_box *a, const rs_box *b)
 rs_cell_part *rs_cells_next(
     const rs_cells *cells, int tensor, int role, const rs_box *box, size_t *at, rs_box *common)
 {
-    int64_t first = front(box);
-    int64_t end = first + (box->ndim > 0 ? box->extent[0] : 1);
+    int64_t first = rs_front_begin(box);
+    int64_t end = rs_front_end(box);
     if (*at == 0) {
         /* Cells that begin earlier than this end before the box does. */
         int64_t least = first - cells->longest + 1;
-        size_t low = 0;
-        size_t high = cells->count;
-        while (low < high) {
-            size_t middle = low + (high - low) / 2;
-            if (compare_keys(cells->parts[middle].cell, tensor, role, least) < 0)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        *at = low;
+        *at =
+            RS_SEARCH(cells->count, k, compare_keys(cells->parts[k].cell, tensor, role, least) < 0);
     }
     while (*at < cells->count) {
         rs_cell_part *part = &cells->parts[*at];

@@ -291,6 +291,16 @@ void rs_sum_canonical(int ndim, const int64_t *shape, size_t element_size, int64
     }
 }
 
+uint64_t rs_sum_canonical_box(
+    const rs_box *box, const int64_t *shape, size_t element_size, int64_t *stride)
+{
+    uint64_t at = 0;
+    rs_sum_canonical(box->ndim, shape, element_size, stride);
+    for (int d = 0; d < box->ndim; d++)
+        at += (uint64_t)box->offset[d] * (uint64_t)stride[d];
+    return at;
+}
+
 uint64_t rs_sum_key(const char *tensor, const char *role)
 {
     XXH64_hash_t seed = XXH3_64bits(role, strlen(role));
@@ -302,10 +312,7 @@ rs_sum rs_sum_box(uint64_t key, const int64_t *shape, const rs_box *box, size_t 
 {
     enum { CANONICAL, MEMORY, SIDES };
     int64_t image[RS_MAX_DIMS];
-    rs_sum_canonical(box->ndim, shape, element_size, image);
-    uint64_t at = 0;
-    for (int d = 0; d < box->ndim; d++)
-        at += (uint64_t)box->offset[d] * (uint64_t)image[d];
+    uint64_t at = rs_sum_canonical_box(box, shape, element_size, image);
     rs_lattice lattice;
     rs_lattice_init(
         &lattice, box->ndim, box->extent, SIDES, (const int64_t *const[]){image, stride});

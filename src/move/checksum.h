@@ -33,6 +33,10 @@ void rs_summer_lattice(rs_summer *summer, const rs_lattice *lattice, size_t elem
 /* Byte strides of a tensor's canonical image. */
 void rs_sum_canonical(int ndim, const int64_t *shape, size_t element_size, int64_t *stride);
 
+/* The same, and where in that image `box` begins: a byte offset mod 2^64. */
+uint64_t rs_sum_canonical_box(
+    const rs_box *box, const int64_t *shape, size_t element_size, int64_t *stride);
+
 /* Weight of word `index` (0 .. RS_SUM_BLOCK + RS_SUM_LAG - 1) and multiplier of a block in a lane:
  * the definition, for tests. */
 uint32_t rs_sum_weight(int index);

@@ -324,10 +324,7 @@ void rs_move_box_summed(uint64_t key, const int64_t *shape, const rs_box *box, s
     void *to, const int64_t *to_stride, const void *from, const int64_t *from_stride, rs_sum *sum)
 {
     int64_t image[RS_MAX_DIMS];
-    rs_sum_canonical(box->ndim, shape, element_size, image);
-    uint64_t at = 0;
-    for (int d = 0; d < box->ndim; d++)
-        at += (uint64_t)box->offset[d] * (uint64_t)image[d];
+    uint64_t at = rs_sum_canonical_box(box, shape, element_size, image);
     rs_lattice lattice;
     rs_lattice_init(&lattice, box->ndim, box->extent, RS_LATTICE_SIDES,
         (const int64_t *const[]){to_stride, from_stride, image});

@@ -31,9 +31,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/fault.h"
@@ -102,13 +102,6 @@ struct rs_engine {
     bool halted;
     rs_move_report report;
 };
-
-static double now_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static bool is_remote(const rs_copy *copy)
 {
@@ -607,7 +600,7 @@ static bool is_finished(rs_engine *engine)
 rs_status rs_engine_run(rs_engine *engine, rs_move_report *report)
 {
     const rs_transport *transport = engine->task.transport;
-    double start_time = now_seconds();
+    double start_time = rs_clock_seconds();
     if (engine->task.tight)
         fail(engine, rs_tight_begin(&engine->tight));
     while (!is_finished(engine)) {
@@ -622,7 +615,7 @@ rs_status rs_engine_run(rs_engine *engine, rs_move_report *report)
     }
     engine->report.staging_bytes = engine->staging.most;
     engine->report.freed_bytes = engine->tight.freed_bytes;
-    engine->report.seconds = now_seconds() - start_time;
+    engine->report.seconds = rs_clock_seconds() - start_time;
     if (engine->status == RS_OK) {
         if (report != NULL)
             *report = engine->report;

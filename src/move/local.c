@@ -6,17 +6,9 @@
  */
 #include "reshard/move.h"
 
-#include <time.h>
-
+#include "base/clock.h"
 #include "base/error.h"
 #include "move/execute.h"
-
-static double now_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* Makes the copies into the plan's rank. */
 static rs_status pull(const rs_plan *plan, const rs_placement *from, const rs_placement *to,
@@ -54,10 +46,10 @@ done:
 rs_status rs_move_pull(const rs_plan *plan, const rs_placement *from, const rs_placement *to,
     const rs_memory *old, const rs_memory *now, rs_sums *sums, rs_move_report *report)
 {
-    double start = now_seconds();
+    double start = rs_clock_seconds();
     rs_move_report total = {0};
     RS_TRY(pull(plan, from, to, old, now, sums, &total));
-    total.seconds = now_seconds() - start;
+    total.seconds = rs_clock_seconds() - start;
     if (report != NULL)
         *report = total;
     return RS_OK;
@@ -67,7 +59,7 @@ rs_status rs_move_local(const rs_placement *from, const rs_placement *to,
     const rs_plan_options *options, const rs_memory *old, const rs_memory *now,
     rs_sums *const *sums, rs_move_report *report)
 {
-    double start = now_seconds();
+    double start = rs_clock_seconds();
     rs_move_report total = {0};
     for (int rank = 0; rank < rs_placement_holders(to); rank++) {
         rs_plan *plan = NULL;
@@ -78,7 +70,7 @@ rs_status rs_move_local(const rs_placement *from, const rs_placement *to,
         RS_TRY(status);
     }
     total.sent_bytes = total.remote_bytes;
-    total.seconds = now_seconds() - start;
+    total.seconds = rs_clock_seconds() - start;
     if (report != NULL)
         *report = total;
     return RS_OK;

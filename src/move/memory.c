@@ -12,23 +12,15 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 #define ALIGN 64
 
 void *rs_memory_segment(const rs_memory *memory, int segment)
 {
-    size_t low = 0;
-    size_t high = memory->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (memory->regions[middle].segment < segment)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < memory->count && memory->regions[low].segment == segment
-               ? memory->regions[low].data
-               : NULL;
+    size_t at = RS_SEARCH(memory->count, k, memory->regions[k].segment < segment);
+    bool there = at < memory->count && memory->regions[at].segment == segment;
+    return there ? memory->regions[at].data : NULL;
 }
 
 void *rs_memory_shard(const rs_memory *memory, const rs_shard *shard)

@@ -25,6 +25,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "move/lattice.h"
 
 /* The pages of a shard, in runs of consecutive ones. */
@@ -79,16 +80,7 @@ static bool runs_next(page_runs *runs, int64_t *first, int64_t *last)
 /* Index of an old segment in the list; it is there. */
 static size_t segment_index(const rs_tight *tight, int segment)
 {
-    size_t low = 0;
-    size_t high = tight->segments.count;
-    while (low + 1 < high) {
-        size_t middle = low + (high - low) / 2;
-        if (tight->segments.items[middle].segment <= segment)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+    return RS_SEARCH(tight->segments.count, k, tight->segments.items[k].segment < segment);
 }
 
 /* Where this rank has the source of a copy; false if that segment stays. */

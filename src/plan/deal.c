@@ -31,6 +31,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 int rs_role_groups(const rs_placement *from, const rs_placement *to, rs_role_group *groups)
 {
@@ -103,13 +104,6 @@ static rs_status check_spaces(const rs_space *a, const rs_space *b)
     return RS_OK;
 }
 
-static int compare_ints(const void *a, const void *b)
-{
-    int left = *(const int *)a;
-    int right = *(const int *)b;
-    return (left > right) - (left < right);
-}
-
 /* Numbers the nodes that `options` names from 0 in ascending order. */
 static rs_status number_nodes(rs_dealer *dealer, const rs_plan_options *options)
 {
@@ -127,13 +121,13 @@ static rs_status number_nodes(rs_dealer *dealer, const rs_plan_options *options)
     if (names == NULL)
         return rs_error_memory(world * sizeof *names);
     memcpy(names, options->node_of, world * sizeof *names);
-    qsort(names, world, sizeof *names, compare_ints);
+    qsort(names, world, sizeof *names, rs_compare_ints);
     for (size_t i = 0; i < world; i++)
         if (i == 0 || names[i] != names[i - 1])
             names[dealer->nodes++] = names[i];
     for (size_t r = 0; r < world; r++) {
         const int *found = bsearch(
-            &options->node_of[r], names, (size_t)dealer->nodes, sizeof *names, compare_ints);
+            &options->node_of[r], names, (size_t)dealer->nodes, sizeof *names, rs_compare_ints);
         dealer->node_of[r] = (int)(found - names);
     }
     free(names);

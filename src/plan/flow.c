@@ -28,6 +28,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 void rs_flow_fini(rs_flow *flow)
 {
@@ -39,16 +40,7 @@ void rs_flow_fini(rs_flow *flow)
 /* The first group whose set is not below `suppliers`. */
 static size_t group_position(const rs_flow *flow, uint64_t suppliers)
 {
-    size_t low = 0;
-    size_t high = flow->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (flow->groups[middle].suppliers < suppliers)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return RS_SEARCH(flow->count, k, flow->groups[k].suppliers < suppliers);
 }
 
 const rs_flow_group *rs_flow_find(const rs_flow *flow, uint64_t suppliers)

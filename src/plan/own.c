@@ -13,21 +13,20 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
+#include "space/front.h"
 
-static int compare_two(int64_t a, int64_t b)
+static int compare_names(const rs_shard *shard, int role, int tensor)
 {
-    return (a > b) - (a < b);
+    return shard->role != role ? rs_compare(shard->role, role) : rs_compare(shard->tensor, tensor);
 }
 
 static int compare_by_name(const void *a, const void *b)
 {
     const rs_shard *one = a;
     const rs_shard *other = b;
-    if (one->role != other->role)
-        return compare_two(one->role, other->role);
-    if (one->tensor != other->tensor)
-        return compare_two(one->tensor, other->tensor);
-    return rs_box_compare(&one->box, &other->box);
+    int order = compare_names(one, other->role, other->tensor);
+    return order != 0 ? order : rs_box_compare(&one->box, &other->box);
 }
 
 static int compare_by_place(const void *a, const void *b)
@@ -35,9 +34,9 @@ static int compare_by_place(const void *a, const void *b)
     const rs_shard *one = *(const rs_shard *const *)a;
     const rs_shard *other = *(const rs_shard *const *)b;
     if (one->segment != other->segment)
-        return compare_two(one->segment, other->segment);
+        return rs_compare(one->segment, other->segment);
     if (one->offset != other->offset)
-        return compare_two(one->offset, other->offset);
+        return rs_compare(one->offset, other->offset);
     return compare_by_name(one, other);
 }
 
@@ -146,22 +145,10 @@ void rs_own_fini(rs_own *own)
 const rs_shard *rs_own_shards(const rs_own *own, int side, int role, int tensor, size_t *count)
 {
     const rs_shard_list *shards = &own->shards[side];
-    rs_shard key = {.role = role, .tensor = tensor, .box = {.ndim = -1}};
-    size_t low = 0;
-    size_t high = shards->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (compare_by_name(&shards->items[middle], &key) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    size_t end = low;
-    while (end < shards->count && shards->items[end].role == role &&
-           shards->items[end].tensor == tensor)
-        end++;
-    *count = end - low;
-    return *count > 0 ? shards->items + low : NULL;
+    size_t begin = RS_SEARCH(shards->count, k, compare_names(&shards->items[k], role, tensor) < 0);
+    size_t end = RS_SEARCH(shards->count, k, compare_names(&shards->items[k], role, tensor) <= 0);
+    *count = end - begin;
+    return *count > 0 ? shards->items + begin : NULL;
 }
 
 bool rs_own_stays(const rs_own *own, int role, int tensor, const rs_box *box)
@@ -176,16 +163,29 @@ bool rs_own_stays(const rs_own *own, int role, int tensor, const rs_box *box)
     return false;
 }
 
+/*
+ * Shards are in the order of where their boxes begin, before and after: old ones that end before a
+ * new one begins are of no concern to those behind it, nor are those to it that begin behind its
+ * end.
+ */
 int64_t rs_own_lacking(const rs_own *own, const rs_space *space)
 {
     int64_t bytes = 0;
+    const rs_shard *old = NULL;
+    size_t count = 0;
+    size_t first = 0;
     for (size_t n = 0; n < own->shards[RS_NEW].count; n++) {
         const rs_shard *shard = &own->shards[RS_NEW].items[n];
-        size_t count;
-        const rs_shard *old = rs_own_shards(own, RS_OLD, shard->role, shard->tensor, &count);
+        if (n == 0 || compare_names(shard - 1, shard->role, shard->tensor) != 0) {
+            old = rs_own_shards(own, RS_OLD, shard->role, shard->tensor, &count);
+            first = 0;
+        }
+        while (first < count && rs_front_end(&old[first].box) <= rs_front_begin(&shard->box))
+            first++;
+        int64_t end = rs_front_end(&shard->box);
         int64_t lacking = rs_box_volume(&shard->box);
         rs_box common;
-        for (size_t i = 0; i < count; i++)
+        for (size_t i = first; i < count && rs_front_begin(&old[i].box) < end; i++)
             if (rs_box_intersect(&shard->box, &old[i].box, &common))
                 lacking -= rs_box_volume(&common);
         bytes +=

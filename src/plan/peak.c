@@ -31,6 +31,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 static int compare_reads(const void *a, const void *b)
 {
@@ -164,17 +165,9 @@ static void pages_fini(pages *p)
 
 static size_t first_page(const pages *p, int segment)
 {
-    size_t low = 0;
-    size_t high = p->segments->count;
-    while (low + 1 < high) {
-        size_t middle = low + (high - low) / 2;
-        if (p->segments->items[middle].segment <= segment)
-            low = middle;
-        else
-            high = middle;
-    }
-    assert(p->segments->items[low].segment == segment);
-    return p->first[low];
+    size_t at = RS_SEARCH(p->segments->count, k, p->segments->items[k].segment < segment);
+    assert(p->segments->items[at].segment == segment);
+    return p->first[at];
 }
 
 /* The runs of a shard: `span` bytes each, one for every index of the axes that are left. */

@@ -35,6 +35,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 static void cutter_fini(rs_cutter *cutter)
 {
@@ -71,23 +72,8 @@ rs_status rs_int_list_append(rs_int_list *list, const int *items, size_t count)
 
 bool rs_ranks_have(const int *ranks, size_t count, int rank)
 {
-    size_t low = 0;
-    size_t high = count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (ranks[middle] < rank)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < count && ranks[low] == rank;
-}
-
-static int compare_ints(const void *a, const void *b)
-{
-    int left = *(const int *)a;
-    int right = *(const int *)b;
-    return (left > right) - (left < right);
+    size_t at = RS_SEARCH(count, k, ranks[k] < rank);
+    return at < count && ranks[at] == rank;
 }
 
 /* Lists that come out of a merge of few ascending runs: mostly sorted, mostly short. */
@@ -95,7 +81,7 @@ static void sort_ints(int *items, size_t count)
 {
     for (size_t i = 1; i < count; i++)
         if (items[i - 1] > items[i]) {
-            qsort(items, count, sizeof *items, compare_ints);
+            qsort(items, count, sizeof *items, rs_compare_ints);
             return;
         }
 }

@@ -35,6 +35,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 typedef struct builder {
     rs_dealer *dealer;
@@ -54,11 +55,6 @@ static void builder_fini(builder *b)
     free(b->deals.items);
     free(b->reads.items);
     free(b->frees);
-}
-
-static int compare_two(int64_t a, int64_t b)
-{
-    return (a > b) - (a < b);
 }
 
 /* What is being copied: a deal of a piece, for each role of a group. */
@@ -215,7 +211,7 @@ static int compare_deals(const void *a, const void *b)
 {
     const rs_deal *one = a;
     const rs_deal *other = b;
-    return compare_two(one->begin, other->begin);
+    return rs_compare(one->begin, other->begin);
 }
 
 /* Whether two deals have an element in common. */
@@ -268,15 +264,15 @@ int rs_copy_compare(const rs_copy *a, const rs_copy *b)
     if (a->key != b->key)
         return a->key < b->key ? -1 : 1;
     if (a->tensor != b->tensor)
-        return compare_two(a->tensor, b->tensor);
+        return rs_compare(a->tensor, b->tensor);
     if (a->role != b->role)
-        return compare_two(a->role, b->role);
+        return rs_compare(a->role, b->role);
     int order = rs_box_compare(&a->box, &b->box);
     if (order != 0)
         return order;
     if (a->source != b->source)
-        return compare_two(a->source, b->source);
-    return compare_two(a->target, b->target);
+        return rs_compare(a->source, b->source);
+    return rs_compare(a->target, b->target);
 }
 
 /* Pairs apart, then the order within a pair; keys are all zero still. */
@@ -286,9 +282,9 @@ static int compare_in_pair(const void *a, const void *b, void *context)
     const rs_copy *one = &copies[*(const size_t *)a];
     const rs_copy *other = &copies[*(const size_t *)b];
     if (one->source != other->source)
-        return compare_two(one->source, other->source);
+        return rs_compare(one->source, other->source);
     if (one->target != other->target)
-        return compare_two(one->target, other->target);
+        return rs_compare(one->target, other->target);
     return rs_copy_compare(one, other);
 }
 

@@ -15,6 +15,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 /* No role has larger elements, so a tensor may have this many bytes per role. */
 #define LARGEST_ELEMENT 8
@@ -153,22 +154,11 @@ rs_status rs_space_add_role(rs_space *space, const rs_role *role, int *id)
 /* Where `name` is, or would be, in the index. */
 static size_t index_position(const rs_space *space, const char *name, bool *found)
 {
-    size_t low = 0;
-    size_t high = space->tensor_count;
-    *found = false;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(space->tensors[space->by_name[middle]].name, name);
-        if (order == 0) {
-            *found = true;
-            return middle;
-        }
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    size_t at =
+        RS_SEARCH(space->tensor_count, k, strcmp(space->tensors[space->by_name[k]].name, name) < 0);
+    *found = at < (size_t)space->tensor_count &&
+             strcmp(space->tensors[space->by_name[at]].name, name) == 0;
+    return at;
 }
 
 static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)

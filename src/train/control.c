@@ -26,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 
@@ -43,19 +44,6 @@ struct rs_control {
     double polled;
     bool attached;
 };
-
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void nap(double seconds)
-{
-    struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    nanosleep(&t, NULL);
-}
 
 static rs_status join(char *path, const char *job, const char *name)
 {
@@ -284,7 +272,7 @@ static rs_status follow(const char *job, const char *name, bool wait, rs_control
     snprintf(below, sizeof below, "requests/%s", name);
     RS_TRY(join(request, job, below));
     snprintf(path, sizeof path, "%s.answer", request);
-    double begun = now_seconds();
+    double begun = rs_clock_seconds();
     rs_status status = RS_OK;
     *answer = NULL;
     for (;;) {
@@ -311,13 +299,13 @@ static rs_status follow(const char *job, const char *name, bool wait, rs_control
             status = rs_error_set(RS_ERR_CANCELLED, "the job in %s ended before it was done", job);
             break;
         }
-        if (*answer == NULL && now_seconds() - begun > ANSWER_SECONDS) {
+        if (*answer == NULL && rs_clock_seconds() - begun > ANSWER_SECONDS) {
             status = rs_error_set(RS_ERR_PEER,
                 "the job in %s has not answered for %d s; the request is withdrawn", job,
                 ANSWER_SECONDS);
             break;
         }
-        nap(CLIENT_SECONDS);
+        rs_nap(CLIENT_SECONDS);
     }
     if (wait || status != RS_OK) {
         unlink(request);
@@ -393,7 +381,7 @@ rs_status rs_control_stop(const char *job, bool wait)
     rs_status status = follow(job, name, true, NULL, NULL, &answer);
     json_decref(answer);
     while (status == RS_OK && wait && rs_control_is_claimed(job, NULL))
-        nap(CLIENT_SECONDS);
+        rs_nap(CLIENT_SECONDS);
     return status;
 }
 
@@ -532,7 +520,7 @@ static bool take(const char *job, const char *name, rs_control_request *out)
 
 bool rs_control_poll(rs_control *control, rs_control_request *out)
 {
-    double now = now_seconds();
+    double now = rs_clock_seconds();
     char name[RS_CONTROL_NAME];
     if (now - control->polled < POLL_SECONDS)
         return false;

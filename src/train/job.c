@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -32,9 +32,7 @@
 
 double rs_job_seconds(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return rs_clock_seconds();
 }
 
 rs_status rs_job_agree(rs_job *job, rs_status mine)

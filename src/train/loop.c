@@ -20,9 +20,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -69,12 +69,6 @@ typedef struct report {
     int signalled;
     int64_t number; /* of the switch for which it is ready */
 } report;
-
-static void nap(double seconds)
-{
-    struct timespec t = {0, (long)(seconds * 1e9)};
-    nanosleep(&t, NULL);
-}
 
 /* ---- rank 0 decides ---- */
 
@@ -159,14 +153,14 @@ static void wait_for_owner(rs_job *job)
     int there = 0, word = 0;
     if (job->rank != 0) {
         while (!there) {
-            nap(ORPHAN_NAP);
+            rs_nap(ORPHAN_NAP);
             MPI_Iprobe(0, TAG_WAKE, job->orders, &there, MPI_STATUS_IGNORE);
         }
         rs_comm_receive(job->orders, 0, TAG_WAKE, &word, sizeof word);
         return;
     }
     while (rs_job_seconds() < deadline && !rs_signals_caught())
-        nap(ORPHAN_NAP);
+        rs_nap(ORPHAN_NAP);
     job->signalled = true;
     for (int r = 1; r < job->world.size; r++)
         rs_comm_send(job->orders, r, TAG_WAKE, &word, sizeof word);
@@ -256,7 +250,7 @@ static void wait_for_order(rs_job *job, rs_order *order)
             report r = {job->signalled, told ? 0 : next->number};
             rs_comm_send(job->orders, 0, TAG_REPORT, &r, sizeof r);
         } else if (!next->pending || next->touched || ready) {
-            nap(IDLE_NAP);
+            rs_nap(IDLE_NAP);
         }
     }
     rs_comm_receive(job->orders, 0, TAG_ORDER, order, sizeof *order);
@@ -315,15 +309,13 @@ static rs_status inject_faults(const rs_job *job, int64_t step)
 static rs_step_note make_note(const rs_job *job, int64_t step, const verdict *v, double begun)
 {
     const rs_train_options *o = job->options;
-    struct timespec now;
     double norm = sqrt(v->square), lr = rs_learning_rate(o->lr, o->warmup, o->steps, step);
-    clock_gettime(CLOCK_REALTIME, &now);
     return (rs_step_note){.rate = {step, (float)lr, (float)rs_clip_factor(norm)},
         .loss = v->loss,
         .grad_norm = norm,
         .lr = lr,
         .seconds = rs_job_seconds() - begun,
-        .time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
+        .time = rs_wall_seconds(),
         .tokens = o->global_batch * o->seq,
         .samples = step * o->global_batch,
         .experts = job->model.experts > 0,

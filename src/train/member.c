@@ -16,9 +16,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "elastic/board.h"
@@ -71,8 +71,7 @@ static void *beat(void *context)
         rs_board_beat(m->board, m->local);
         if (m->link != NULL && count % BEATS_PER_WORD == 0)
             send_beat(m);
-        struct timespec nap = {0, BEAT_MS * 1000000L};
-        nanosleep(&nap, NULL);
+        rs_nap(BEAT_MS * 1e-3);
     }
     return NULL;
 }

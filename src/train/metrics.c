@@ -15,9 +15,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -33,13 +33,6 @@ struct rs_metrics {
     double started;
 };
 
-static double wall_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 rs_status rs_metrics_open(const rs_train_options *options, rs_metrics **out)
 {
     rs_status status = RS_OK;
@@ -48,7 +41,7 @@ rs_status rs_metrics_open(const rs_train_options *options, rs_metrics **out)
         return rs_error_memory(sizeof *m);
     m->options = options;
     m->fd = -1;
-    m->started = wall_seconds();
+    m->started = rs_wall_seconds();
     gethostname(m->host, sizeof m->host - 1);
     rs_text path = {0};
     rs_text_append(&path, "%s/metrics.jsonl", options->job);
@@ -254,7 +247,7 @@ rs_status rs_metrics_switch(
     put_words(&text, "old_hashes", proof->old_hashes, (size_t)proof->ranks);
     put_words(&text, "new_hashes", proof->new_hashes, (size_t)proof->ranks);
     put_words(&text, "sums", proof->sums, proof->sum_count);
-    rs_text_append(&text, ",\"time\":%.3f}", wall_seconds());
+    rs_text_append(&text, ",\"time\":%.3f}", rs_wall_seconds());
     if (text.status == RS_OK) {
         *json = rs_strdup(text.data);
         if (*json == NULL) {
@@ -272,7 +265,7 @@ rs_status rs_metrics_switch(
 
 rs_status rs_metrics_report(rs_metrics *m, const rs_metrics_status *status, bool now)
 {
-    double time = wall_seconds();
+    double time = rs_wall_seconds();
     if (!now && time - m->reported < 1)
         return RS_OK;
     m->reported = time;

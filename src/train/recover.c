@@ -27,9 +27,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -319,7 +319,6 @@ static rs_status complete_metrics(dead *d, const rs_recovery *found)
     rs_metrics *metrics = NULL;
     rs_step_note note;
     int64_t last;
-    struct timespec now;
     int teller = 0;
     while (d->lost[teller])
         teller++;
@@ -335,12 +334,10 @@ static rs_status complete_metrics(dead *d, const rs_recovery *found)
         rs_train_step line = rs_step_line(&note, 0, d->record.layout);
         status = rs_metrics_step(metrics, &line);
     }
-    clock_gettime(CLOCK_REALTIME, &now);
     json_t *event = json_pack("{s:s,s:I,s:s,s:i,s:i,s:i,s:{s:f,s:f,s:f},s:f}", "event", "recover",
         "step", (json_int_t)found->step, "layout", found->layout, "behind", found->behind, "killed",
         found->killed, "lost", found->lost, "seconds", "fence", found->fence_seconds, "update",
-        found->update_seconds, "derive", found->derive_seconds, "time",
-        (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+        found->update_seconds, "derive", found->derive_seconds, "time", rs_wall_seconds());
     char *text = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(event);
     if (status == RS_OK)

@@ -15,8 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -131,16 +131,13 @@ static rs_status settle(rs_job *job, const choice *c)
 {
     char folder[RS_TRAIN_PATH + 16];
     size_t aside = 0;
-    struct timespec now;
     RS_TRY(rs_save_clean(rs_save_folder(job->options, folder)));
     RS_TRY(rs_native_abandon_after(folder, job->step, &aside));
     RS_TRY(rs_metrics_cut(job->metrics, job->step));
-    clock_gettime(CLOCK_REALTIME, &now);
-    json_t *event =
-        json_pack("{s:s,s:I,s:s,s:s,s:I,s:I,s:f}", "event", "resume", "step", (json_int_t)job->step,
-            "layout", job->layout, "skipped", c->skipped.data != NULL ? c->skipped.data : "",
-            "abandoned", (json_int_t)aside, "bytes_read", (json_int_t)c->bytes, "time",
-            (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    json_t *event = json_pack("{s:s,s:I,s:s,s:s,s:I,s:I,s:f}", "event", "resume", "step",
+        (json_int_t)job->step, "layout", job->layout, "skipped",
+        c->skipped.data != NULL ? c->skipped.data : "", "abandoned", (json_int_t)aside,
+        "bytes_read", (json_int_t)c->bytes, "time", rs_wall_seconds());
     char *line = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(event);
     if (line == NULL)

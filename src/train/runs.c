@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 void rs_runs_fini(rs_runs *runs)
 {
@@ -61,15 +62,7 @@ int64_t rs_runs_elements(const rs_runs *runs)
 
 size_t rs_runs_from(const rs_runs *runs, int64_t position)
 {
-    size_t low = 0, high = runs->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (runs->items[middle].begin < position)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return RS_SEARCH(runs->count, k, runs->items[k].begin < position);
 }
 
 const rs_run *rs_runs_find(const rs_runs *runs, int64_t position)

@@ -24,8 +24,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -174,13 +174,6 @@ static void *commit_run(void *context)
 
 /* ---- rank 0: what is told about a save ---- */
 
-static double wall_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* To those whose request the save under way is. */
 static void answer(rs_saver *s, const char *state, const char *text, const char *members)
 {
@@ -209,7 +202,7 @@ static void report(rs_saver *s, rs_status status, const char *message)
         snprintf(text, sizeof text, "step %" PRId64 " was not saved: %s", s->name.step, message);
     json_t *event = json_pack("{s:s,s:I,s:I,s:f,s:f,s:f}", "event", "save", "step",
         (json_int_t)s->name.step, "bytes", (json_int_t)s->bytes, "pause", s->worst_pause, "seconds",
-        all, "time", wall_seconds());
+        all, "time", rs_wall_seconds());
     if (event != NULL && status != RS_OK)
         json_object_set_new(event, "error", json_string(message));
     char *line = event != NULL ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;

@@ -16,14 +16,13 @@
 #include "train/takeover.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "elastic/heritage.h"
@@ -50,13 +49,6 @@ struct rs_takeover {
     double plan_seconds;
     double begun;
 };
-
-static double wall_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void destroy(struct rs_takeover *t, int old_ranks)
 {
@@ -196,8 +188,7 @@ static void touch(rs_job *job)
         for (int i = 0; i < old_ranks && !more; i++)
             more = t->arenas[i] != NULL && rs_arena_touch(t->arenas[i], TOUCH_PIECE) > 0;
         double rest = (rs_job_seconds() - begun) * (1 / TOUCH_SHARE - 1);
-        struct timespec nap = {(time_t)rest, (long)(fmod(rest, 1) * 1e9)};
-        nanosleep(&nap, NULL);
+        rs_nap(rest);
     }
 }
 
@@ -404,7 +395,7 @@ static rs_status tell(rs_job *job, pull *p)
     p->event.status = RS_OK;
     p->event.message = "";
     p->event.world = world->number;
-    p->event.pause = p->paused > 0 ? wall_seconds() - p->paused : 0;
+    p->event.pause = p->paused > 0 ? rs_wall_seconds() - p->paused : 0;
     double rest = p->event.pause - s->quiesce - s->move - s->verify;
     s->commit = rest > 0 ? rest : 0;
     rs_metrics_proof proof = {.ranks = job->ranks,
@@ -524,7 +515,7 @@ static rs_status stop_here(rs_job *job, double paused, double begun)
 
 rs_status rs_world_leave(rs_job *job)
 {
-    double begun = rs_job_seconds(), paused = wall_seconds();
+    double begun = rs_job_seconds(), paused = rs_wall_seconds();
     json_t *word = NULL;
     if (rs_job_report(job, "switching", "", true) != RS_OK)
         rs_job_notice(job, "status.json cannot be written: %s", rs_error_message());

@@ -34,6 +34,7 @@
 #include "reshard/layout.h"
 #include "reshard/plan.h"
 #include "reshard/space.h"
+#include "support/points.h"
 #include "support/spaces.h"
 
 #define WORLD 24
@@ -385,24 +386,6 @@ static void free_trial(trial *t)
 
 /* ---- counting ---- */
 
-static bool next_point(const rs_box *box, int64_t *point)
-{
-    for (int d = box->ndim - 1; d >= 0; d--) {
-        if (++point[d] < box->offset[d] + box->extent[d])
-            return true;
-        point[d] = box->offset[d];
-    }
-    return false;
-}
-
-static size_t index_of(const rs_tensor *tensor, const int64_t *point)
-{
-    int64_t index = 0;
-    for (int d = 0; d < tensor->ndim; d++)
-        index = index * tensor->shape[d] + point[d];
-    return (size_t)index;
-}
-
 /* For each (role, tensor), where its elements start in a table of all elements. */
 static size_t starts[RS_MAX_ROLES][TENSORS];
 static size_t table_size;
@@ -443,7 +426,7 @@ static bool mark_held(
             for (int d = 0; d < shard->box.ndim; d++)
                 place += (uint64_t)((point[d] - shard->box.offset[d]) * shard->stride[d]);
             size_t at = starts[shard->role][shard->tensor] +
-                        index_of(rs_space_tensor(t->space, shard->tensor), point);
+                        (size_t)index_of(rs_space_tensor(t->space, shard->tensor), point);
             CHECK(marks[at] == 0);
             marks[at] = places ? place + ((uint64_t)shard->segment << 40) : 1;
         } while (next_point(&shard->box, point));
@@ -470,7 +453,7 @@ static bool count_plan(const trial *t, const rs_plan *plan, uint64_t *const *hel
         memcpy(point, copy->box.offset, sizeof point);
         do {
             size_t at = starts[copy->role][copy->tensor] +
-                        index_of(rs_space_tensor(t->space, copy->tensor), point);
+                        (size_t)index_of(rs_space_tensor(t->space, copy->tensor), point);
             CHECK(held[copy->source][at] != 0);
             CHECK(copy->source == rank || held[rank][at] == 0);
             written[at]++;

@@ -17,6 +17,7 @@
 #include "pattern.h"
 #include "reshard/layout.h"
 #include "reshard/move.h"
+#include "support/place.h"
 #include "support/random.h"
 
 #define WORLD 12
@@ -26,15 +27,6 @@ static const char *const layouts[] = {"dp=1", "dp=3", "dp=7", "tp=2", "tp=3,pp=2
     "tp=2,pp=3,dp=2,zero=1,order=dp-pp-tp", "dp=4,zero=3,zero_cut=param", "dp=3,zero=2"};
 
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
-
-static rs_placement *place(const rs_space *space, const char *text)
-{
-    rs_layout layout;
-    rs_placement *placement;
-    assert_int_equal(rs_layout_parse(text, &layout), RS_OK);
-    assert_int_equal(rs_layout_placement(space, &layout, &placement), RS_OK);
-    return placement;
-}
 
 static rs_space *make_space(void)
 {

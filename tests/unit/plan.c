@@ -13,6 +13,7 @@
 #include "reshard/layout.h"
 #include "reshard/model.h"
 #include "reshard/plan.h"
+#include "support/place.h"
 
 #define OK(call) assert_int_equal(call, RS_OK)
 
@@ -44,7 +45,8 @@ typedef struct part {
 } part;
 
 /* Parts by ascending holder; every role alike. */
-static rs_placement *place(const rs_space *space, int holders, const part *parts, size_t count)
+static rs_placement *place_parts(
+    const rs_space *space, int holders, const part *parts, size_t count)
 {
     rs_shard shards[64];
     size_t first[80];
@@ -73,7 +75,8 @@ static rs_placement *place(const rs_space *space, int holders, const part *parts
     return placement;
 }
 
-#define PLACE(space, holders, parts) place(space, holders, parts, sizeof(parts) / sizeof *(parts))
+#define PLACE(space, holders, parts)                                                               \
+    place_parts(space, holders, parts, sizeof(parts) / sizeof *(parts))
 
 static const rs_plan_options one_node = {0};
 
@@ -402,15 +405,6 @@ static void test_peaks(void **state)
     rs_space_destroy(space);
 }
 
-static rs_placement *layout_placement(const rs_space *space, const char *text)
-{
-    rs_layout layout;
-    rs_placement *placement;
-    OK(rs_layout_parse(text, &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    return placement;
-}
-
 /* A matrix of 6 x 4 float32, written in chunks of at most 40 bytes: two rows each. */
 static void test_chunks(void **state)
 {
@@ -463,8 +457,8 @@ static void test_layouts(void **state)
     OK(rs_space_add_tensor(space, &empty, NULL));
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int way = 0; way < 2; way++) {
-            rs_placement *from = layout_placement(space, pairs[i][way]);
-            rs_placement *to = layout_placement(space, pairs[i][1 - way]);
+            rs_placement *from = place(space, pairs[i][way]);
+            rs_placement *to = place(space, pairs[i][1 - way]);
             const rs_plan_options options = {.ranks_per_node = 4, .adopt = way == 0};
             rs_status status = rs_plan_check(from, to, &options);
             if (status != RS_OK)
@@ -606,8 +600,8 @@ static void test_out_of_memory(void **state)
     rs_tensor matrix = {
         .name = "m", .ndim = 3, .shape = {3, 8, 8}, .axis = {RS_AXIS_LAYER, RS_AXIS_FFN}};
     OK(rs_space_add_tensor(space, &matrix, NULL));
-    rs_placement *from = layout_placement(space, "tp=2,dp=2,zero=3");
-    rs_placement *to = layout_placement(space, "tp=3,pp=1,dp=1");
+    rs_placement *from = place(space, "tp=2,dp=2,zero=3");
+    rs_placement *to = place(space, "tp=3,pp=1,dp=1");
     size_t n = 1;
     for (;; n++) {
         rs_alloc_fail_at(n);

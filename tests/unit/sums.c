@@ -10,6 +10,8 @@
 #include "base/memory.h"
 #include "reshard/certificate.h"
 #include "reshard/layout.h"
+#include "support/place.h"
+#include "support/points.h"
 
 #define OK(call) assert_int_equal(call, RS_OK)
 
@@ -32,33 +34,6 @@ static rs_space *make_space(void)
     for (int t = 0; t < TENSORS; t++)
         OK(rs_space_add_tensor(space, &tensors[t], NULL));
     return space;
-}
-
-static rs_placement *make_placement(const rs_space *space, const char *text)
-{
-    rs_layout layout;
-    rs_placement *placement;
-    OK(rs_layout_parse(text, &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    return placement;
-}
-
-static bool next_point(const rs_box *box, int64_t *point)
-{
-    for (int d = box->ndim - 1; d >= 0; d--) {
-        if (++point[d] < box->offset[d] + box->extent[d])
-            return true;
-        point[d] = box->offset[d];
-    }
-    return false;
-}
-
-static int64_t index_of(const rs_tensor *tensor, const int64_t *point)
-{
-    int64_t index = 0;
-    for (int d = 0; d < tensor->ndim; d++)
-        index = index * tensor->shape[d] + point[d];
-    return index;
 }
 
 /* Content that differs between (tensor, role, element); its sum in two lanes stands for the mix. */
@@ -155,7 +130,7 @@ static void test_cells(void **state)
     (void)state;
     rs_space *space = make_space();
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        rs_placement *placement = make_placement(space, layouts[i]);
+        rs_placement *placement = place(space, layouts[i]);
         check_cells(placement);
         rs_placement_destroy(placement);
     }
@@ -178,7 +153,7 @@ static void fill(const rs_space *space, rs_sums *sums)
 static uint64_t *reduce(
     const rs_space *space, const char *layout, int spoil, bool counted, uint64_t change)
 {
-    rs_placement *placement = make_placement(space, layout);
+    rs_placement *placement = place(space, layout);
     size_t words = rs_sums_word_count(space);
     uint64_t *total = calloc(words, sizeof *total);
     uint64_t *one = calloc(words, sizeof *one);
@@ -237,8 +212,8 @@ static void test_adopt(void **state)
 {
     (void)state;
     rs_space *space = make_space();
-    rs_placement *old = make_placement(space, "dp=2");
-    rs_placement *now = make_placement(space, "dp=3");
+    rs_placement *old = place(space, "dp=2");
+    rs_placement *now = place(space, "dp=3");
     rs_sums *before, *after;
     size_t count;
     OK(rs_sums_create(old, 1, &before));
@@ -269,7 +244,7 @@ static void test_adopt(void **state)
     rs_sums_destroy(after);
 
     /* Other boxes: nothing is taken over, even where the segment is listed. */
-    rs_placement *cut = make_placement(space, "tp=3");
+    rs_placement *cut = place(space, "tp=3");
     OK(rs_sums_create(cut, 1, &before));
     OK(rs_sums_create(now, 1, &after));
     fill(space, before);
@@ -296,7 +271,7 @@ static void test_out_of_memory(void **state)
 {
     (void)state;
     rs_space *space = make_space();
-    rs_placement *placement = make_placement(space, "tp=2,pp=2,dp=2,zero=1");
+    rs_placement *placement = place(space, "tp=2,pp=2,dp=2,zero=1");
     size_t n = 1;
     for (;; n++) {
         rs_sums *sums = NULL;

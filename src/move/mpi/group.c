@@ -2,18 +2,17 @@
  * A group made of a communicator. Sums are exact in any order, so a plain reduction serves. Ranks
  * that wait sleep: one that is still at work may need the processor.
  */
-#include <time.h>
-
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "move/mpi/mpi.h"
 #include "reshard/move_mpi.h"
 
 #define WORDS_MOST ((int64_t)1 << 20)
+#define NAP 50e-6 /* seconds between two looks */
 
 static rs_status add_some(MPI_Comm comm, uint64_t *words, int count)
 {
-    static const struct timespec moment = {.tv_nsec = 50000};
     MPI_Request request;
     int done = 0;
     RS_TRY(rs_mpi_check(
@@ -23,7 +22,7 @@ static rs_status add_some(MPI_Comm comm, uint64_t *words, int count)
         RS_TRY(
             rs_mpi_check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "adding up over the ranks"));
         if (!done)
-            nanosleep(&moment, NULL);
+            rs_nap(NAP);
     }
     return RS_OK;
 }

@@ -10,9 +10,9 @@
 
 #include <sched.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 
@@ -62,8 +62,7 @@ void rs_mpi_leave(MPI_Comm comm, MPI_Errhandler saved)
 static void mpi_idle(void *context)
 {
     (void)context;
-    struct timespec moment = {.tv_nsec = 20000};
-    nanosleep(&moment, NULL);
+    rs_nap(20e-6);
 }
 
 rs_status rs_mpi_agree(MPI_Comm comm, rs_status own)
