@@ -234,23 +234,28 @@ static rs_status settle_order(parsed *all)
 {
     static const rs_mesh_axis optional[] = {RS_MESH_CP, RS_MESH_EP};
     rs_layout *layout = &all->layout;
+    rs_layout placed = *layout; /* axes that the order leaves out have size 1 here */
+    int missing = -1;
     if (all->axes == 0)
         for (int i = 0; i < RS_MESH_AXES; i++)
-            layout->order[all->axes++] = (rs_mesh_axis)i;
+            placed.order[all->axes++] = (rs_mesh_axis)i;
     for (int i = 0; all->axes < RS_MESH_AXES && i < 2; i++) {
-        int size = optional[i] == RS_MESH_CP ? layout->cp : layout->ep;
+        int *size = optional[i] == RS_MESH_CP ? &placed.cp : &placed.ep;
         if (all->has_axis[optional[i]])
             continue;
-        if (size > 1)
-            return rs_error_set(RS_ERR_ARGUMENT,
-                "layout: the order leaves out %s, whose size is %d; order=tp-cp-ep-dp-pp has all",
-                axis_names[optional[i]], size);
-        layout->order[all->axes++] = optional[i];
+        if (*size > 1 && missing < 0)
+            missing = i;
+        *size = 1;
+        placed.order[all->axes++] = optional[i];
     }
-    rs_mesh_axis order[RS_MESH_AXES];
-    rs_layout_canonical_order(layout, order);
-    memcpy(layout->order, order, sizeof order);
-    return RS_OK;
+    rs_layout_canonical_order(&placed, layout->order);
+    if (missing < 0)
+        return RS_OK;
+    char nearest[RS_LAYOUT_TEXT];
+    return rs_error_set(RS_ERR_ARGUMENT,
+        "layout: the order leaves out %s, whose size is %d; the nearest that fits is %s",
+        axis_names[optional[missing]], optional[missing] == RS_MESH_CP ? layout->cp : layout->ep,
+        rs_layout_format(layout, nearest));
 }
 
 static rs_status settle(parsed *all)

@@ -21,6 +21,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "elastic/scale.h"
 #include "reshard/model.h"
 #include "train/control.h"
 #include "train/method.h"
@@ -241,6 +242,19 @@ static rs_status check_layout(
     return RS_OK;
 }
 
+/* A layout of more ranks than the job has. */
+static rs_status refuse_too_large(const rs_space *space, const char *text, int needed, int ranks)
+{
+    rs_layout layout;
+    rs_layout fits;
+    char nearest[RS_LAYOUT_TEXT];
+    RS_TRY(rs_layout_parse(text, &layout));
+    bool some = rs_scale_within(&layout, space, ranks, &fits) == RS_OK;
+    return rs_error_set(RS_ERR_ARGUMENT, "layout %s needs %d ranks, and the job has %d; %s%s", text,
+        needed, ranks, some ? "the nearest that fits is " : "none near it fits",
+        some ? rs_layout_format(&fits, nearest) : "");
+}
+
 static rs_status check_layouts(rs_train_options *options, const rs_space *space)
 {
     rs_layout layout;
@@ -271,10 +285,9 @@ static rs_status check_layouts(rs_train_options *options, const rs_space *space)
     }
     if (options->ranks == 0)
         options->ranks = largest;
-    if (options->ranks < largest)
-        return rs_error_set(RS_ERR_ARGUMENT, "layout %s needs %d ranks, and the job has %d",
-            largest_text, largest, options->ranks);
-    return RS_OK;
+    return options->ranks >= largest
+               ? RS_OK
+               : refuse_too_large(space, largest_text, largest, options->ranks);
 }
 
 rs_status rs_train_space(const rs_train_options *options, const rs_model *model, rs_space **out)

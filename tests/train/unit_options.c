@@ -199,7 +199,12 @@ static void switches_are_checked_in_turn(void **state)
     assert_int_equal(rs_train_options_check(&options), RS_OK);
     assert_int_equal(options.ranks, 3);
     options.ranks = 2;
-    assert_refused(&options, "dp=3 needs 3 ranks, and the job has 2");
+    assert_refused(
+        &options, "dp=3 needs 3 ranks, and the job has 2; the nearest that fits is dp=2");
+    good_options(&options);
+    options.ranks = 3;
+    snprintf(options.layout, sizeof options.layout, "cp=4");
+    assert_refused(&options, "cp=4 needs 4 ranks, and the job has 3; none near it fits");
 }
 
 int main(void)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "layout/mesh.h"
 #include "reshard/layout.h"
 #include "reshard/model.h"
 
@@ -142,8 +143,12 @@ static void test_refusals(void **state)
         {"stages=-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/"
          "-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-/-",
             RS_ERR_ARGUMENT, {"64 stages at most"}},
-        {"cp=2,order=tp-dp-pp", RS_ERR_ARGUMENT, {"leaves out cp, whose size is 2"}},
-        {"dp=2,ep=2,order=tp-cp-dp-pp", RS_ERR_ARGUMENT, {"leaves out ep, whose size is 2"}},
+        {"cp=2,order=tp-dp-pp", RS_ERR_ARGUMENT, {"leaves out cp, whose size is 2", "is cp=2"}},
+        {"cp=2,order=dp-tp-pp", RS_ERR_ARGUMENT, {"is cp=2,order=dp-tp-cp-pp"}},
+        {"dp=2,ep=2,order=tp-cp-dp-pp", RS_ERR_ARGUMENT,
+            {"leaves out ep, whose size is 2", "is dp=2,ep=2"}},
+        {"cp=2,dp=2,ep=2,order=pp-tp-dp", RS_ERR_ARGUMENT,
+            {"leaves out cp, whose size is 2", "is dp=2,cp=2,ep=2,order=pp-tp-cp-ep-dp"}},
         {"pp=65536,vpp=65536", RS_ERR_ARGUMENT, {"pp=65536,vpp=65536", "number of stages"}},
         {"zero_cut=all", RS_ERR_ARGUMENT, {"concat, param or dim0"}},
     };
@@ -156,6 +161,41 @@ static void test_refusals(void **state)
             if (strstr(rs_error_message(), rows[i].words[w]) == NULL)
                 fail_msg(
                     "%s: \"%s\" is not in: %s", rows[i].text, rows[i].words[w], rs_error_message());
+    }
+}
+
+/* What the text cannot say, a program can. */
+static void test_check(void **state)
+{
+    (void)state;
+    const rs_layout good = parsed("tp=2,pp=2,dp=2,zero=1,stages=0-1/2-3");
+    assert_int_equal(rs_layout_check(&good), RS_OK);
+    rs_layout rows[12];
+    const char *words[12];
+    int count = 0;
+#define ROW(member, value, text)                                                                   \
+    do {                                                                                           \
+        rows[count] = good;                                                                        \
+        rows[count].member = (value);                                                              \
+        words[count++] = (text);                                                                   \
+    } while (0)
+    ROW(tp, 0, "tp=0,pp=2,dp=2,cp=1: each must be at least 1");
+    ROW(pp, -2, "tp=2,pp=-2,dp=2,cp=1: each must be at least 1");
+    ROW(dp, 0, "dp=0,cp=1: each must be at least 1");
+    ROW(cp, 0, "cp=0: each must be at least 1");
+    ROW(ep, 0, "ep=0,etp=0,vpp=1,shard=0: each must be at least 1");
+    ROW(etp, -1, "etp=-1,vpp=1,shard=0: each must be at least 1");
+    ROW(vpp, 0, "vpp=0,shard=0: each must be at least 1");
+    ROW(shard, -1, "shard=-1: each must be at least 1");
+    ROW(zero, 4, "zero=4: 0, 1, 2 or 3 is wanted");
+    ROW(zero_cut, (rs_zero_cut)3, "zero_cut 3: there is none");
+    ROW(order[1], RS_MESH_TP, "the order must have each of tp, cp, ep, dp and pp once");
+    ROW(stage_end[1], 1, "stage 1 would end with layer 0, before it begins");
+#undef ROW
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(rs_layout_check(&rows[i]), RS_ERR_ARGUMENT);
+        if (strstr(rs_error_message(), words[i]) == NULL)
+            fail_msg("\"%s\" is not in: %s", words[i], rs_error_message());
     }
 }
 
@@ -437,6 +477,18 @@ static void test_trainable(void **state)
                 fail_msg(
                     "%s: \"%s\" is not in: %s", rows[i].text, rows[i].words[w], rs_error_message());
     }
+    /* Roles that concatenations would cut at different places. */
+    assert_int_equal(rs_space_set_dtype(space, 0, 1, RS_DTYPE_NONE), RS_OK);
+    layout = parsed("tp=2,dp=2,zero=3");
+    assert_int_equal(rs_layout_check_trainable(&layout, space), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "would be cut at different places"));
+    assert_non_null(strstr(rs_error_message(), "fits is tp=2,dp=2,zero=3,zero_cut=param"));
+    static const char *const uncut[] = {
+        "tp=2,dp=2,zero=3,zero_cut=param", "tp=2,dp=2", "tp=2,zero=3"};
+    for (size_t i = 0; i < sizeof uncut / sizeof *uncut; i++) {
+        layout = parsed(uncut[i]);
+        assert_int_equal(rs_layout_check_trainable(&layout, space), RS_OK);
+    }
     /* Nor roles of several types. Experts are what ep and etp divide. */
     layout = parsed("dp=2");
     assert_int_equal(rs_space_set_dtype(space, 0, 1, RS_DTYPE_BF16), RS_OK);
@@ -552,6 +604,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_check),
         cmocka_unit_test(test_coords),
         cmocka_unit_test(test_tp_ranges),
         cmocka_unit_test(test_stage_layers),
