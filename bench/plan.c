@@ -2,6 +2,7 @@
  * How long plans take and how good they are, on models of real size. Nothing is moved.
  *
  *     plan [--quick]
+ *     plan MODEL FROM TO RANKS_PER_NODE
  *
  * For each transition: the time of one rank's plan (the shortest of three, for every rank), the
  * time of the cluster's totals, bytes moved against the minimum, the busiest rank against its
@@ -50,6 +51,15 @@ static const transition transitions[] = {
     {"deepseek-v3", "pp=16,dp=128,ep=64,zero=1", "tp=2,pp=16,dp=64,ep=64,etp=1,zero=1", 8, true,
         true, true},
     {"deepseek-v3", "pp=16,dp=128,ep=64,zero=1", "pp=16,dp=126,ep=63,zero=1", 8, false, true, true},
+    /* Odd ones: primes, other nodes, every axis. */
+    {"qwen3-235b-a22b", "tp=4,pp=8,dp=4,ep=8,etp=1,zero=1", "tp=3,pp=7,dp=5,ep=5,etp=1,zero=1", 8,
+        true, true, true},
+    {"qwen3-235b-a22b", "tp=4,pp=4,vpp=2,cp=2,dp=4,ep=16,etp=1,zero=1,order=tp-cp-ep-pp-dp",
+        "tp=2,pp=6,dp=9,ep=9,etp=2,zero=1,shard=3,zero_cut=param", 8, false, true, true},
+    {"mixtral-8x7b", "tp=8,pp=2,dp=3,zero=1", "dp=47,ep=47,zero=3,zero_cut=dim0", 8, false, true,
+        false},
+    {"deepseek-v3", "pp=16,dp=128,ep=64,zero=1", "tp=3,pp=11,dp=61,ep=61,etp=3,zero=1", 8, false,
+        true, true},
 };
 
 enum { TRANSITIONS = sizeof transitions / sizeof *transitions };
@@ -192,6 +202,10 @@ static result run(const transition *t)
 
 int main(int argc, char **argv)
 {
+    if (argc == 5) {
+        run(&(transition){argv[1], argv[2], argv[3], (int)strtol(argv[4], NULL, 10), 0, 0, 0});
+        return 0;
+    }
     bool quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
     double median = 0;
     double worst = 0;
