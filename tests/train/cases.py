@@ -441,34 +441,6 @@ def memory_of(j, ranks, **options):
 
 
 @case
-def memory(j):
-    """Memory per rank is what `reshard plan` says, within 5%; gradients are kept as documented."""
-    # Layers are many and small, so that what is gathered and reduced at a time hardly counts.
-    config = {"model_type": "llama", "num_hidden_layers": 192, "hidden_size": 96, "intermediate_size": 256,
-              "vocab_size": 256, "num_attention_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-    model = os.path.join(j.folder, "config.json")
-    with open(model, "w", encoding="utf-8") as file:
-        json.dump(config, file)
-    base = None
-    for layout, ranks, kept in (("dp=2", 2, 1.5), ("dp=2,zero=1", 2, 1.5), ("dp=2,zero=2", 2, 0.5),
-                                ("dp=2,zero=3", 2, 0.5), ("dp=2,zero=2,zero_cut=dim0", 2, 0.5),
-                                ("dp=2,zero=3,zero_cut=param", 2, 0.5)):
-        arenas, other = memory_of(j, ranks, layout=layout, model=model, seq=8, global_batch=2, micro_batch=1)
-        said = subprocess.run([j.reshard, "plan", "--model", model, "--from", layout, "--to", "tp=2", "--json"],
-                              capture_output=True, text=True, check=True)
-        planned = json.loads(said.stdout)
-        state = planned["from"]["state_bytes"]["total"]
-        check(max(arenas) <= 1.05 * state["max"] and min(arenas) >= 0.95 * state["min"],
-              f"{layout}: arenas of {arenas}, planned {state}")
-        wanted = state["max"] + kept * 4 * planned["model"]["parameters"]
-        found = max(a + o for a, o in zip(arenas, other))
-        base = found - wanted if base is None else base  # of the process: code's data, MPI, activations
-        check(abs(found - base - wanted) <= 0.05 * wanted, f"{layout}: {found - base} bytes, wanted {wanted}")
-        print(f"{layout}: arena {max(arenas) / state['max']:.4f} of what is planned, with gradients "
-              f"{(found - base) / wanted:.4f}; {found / 2**20:.0f} MiB in all, {base / 2**20:.0f} the process")
-
-
-@case
 def switch_transports(j):
     """So they are however the bytes travel: arenas, MPI, two nodes, small windows."""
     reference = unswitched(j)
