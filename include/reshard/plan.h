@@ -106,8 +106,10 @@ rs_status rs_plan_peak_tight(
 
 /*
  * How the busiest rank compares with the best that any choice of sources could reach.
- * `bound_kind` says what the bound is: "flow" is the exact min-max over all choices (worlds up to
- * RS_PLAN_FLOW_RANKS), "max" is max(largest receive, largest forced send, mean), a lower bound.
+ * `bound_kind` says what the bound is: "flow" is the exact min-max over all choices; "max", where
+ * that would take too long, is at least max(largest receive, largest forced send, mean), a lower
+ * bound. Worlds of more than RS_PLAN_FLOW_RANKS ranks are divided equally, and graded by the same
+ * bound.
  */
 #define RS_PLAN_FLOW_RANKS 64
 

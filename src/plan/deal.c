@@ -238,19 +238,11 @@ done:
     return status;
 }
 
-static uint64_t rank_set(const int *ranks, size_t count)
-{
-    uint64_t set = 0;
-    for (size_t i = 0; i < count; i++)
-        set |= (uint64_t)1 << ranks[i];
-    return set;
-}
-
 static rs_status add_to_flow(
     void *context, const rs_dealer *dealer, const int *sources, size_t count, int64_t bytes)
 {
     (void)dealer;
-    return rs_flow_add(context, rank_set(sources, count), bytes);
+    return rs_flow_add(context, sources, count, bytes);
 }
 
 rs_status rs_dealer_divide(rs_dealer *dealer)
@@ -259,7 +251,7 @@ rs_status rs_dealer_divide(rs_dealer *dealer)
         return RS_OK;
     RS_TRY(rs_dealer_demand(dealer, add_to_flow, &dealer->flow));
     RS_TRY(rs_flow_solve(&dealer->flow));
-    dealer->by_flow = true;
+    dealer->by_flow = !dealer->flow.crowded;
     return RS_OK;
 }
 
@@ -331,7 +323,7 @@ static rs_status make_line(const rs_dealer *dealer, const rs_pieces *pieces, con
         return rs_error_set(RS_ERR_OVERFLOW, "the bytes to move do not fit 64 bits");
     if (remote && dealer->by_flow) {
         const rs_flow_group *group =
-            rs_flow_find(&dealer->flow, rank_set(dealer->sources.items, dealer->sources.count));
+            rs_flow_find(&dealer->flow, dealer->sources.items, dealer->sources.count);
         assert(group != NULL && group->demand > 0);
         out->ends = dealer->flow.ends + group->first;
         out->weight = group->demand;

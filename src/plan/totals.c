@@ -5,8 +5,9 @@
  * which bytes must cross between nodes and who holds them (rs_dealer_demand):
  *  - what a rank or a node receives is the same whatever the choice of sources;
  *  - "flow": the min-max flow of the demand over the ranks that hold it (flow.c), exact;
- *  - "max", for larger worlds: what only one rank holds it must send, and somebody sends the mean.
- * Nodes are at most 64 more often than ranks are, and get the exact bound then.
+ *  - "max", where that would take too long: what only one rank holds it must send, and somebody
+ *    sends the mean.
+ * Nodes get the same bounds, of the demand over the nodes that hold it.
  *
  * Cost: that of all plans; memory that of one plan, and of the pairs where asked for.
  */
@@ -16,6 +17,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "plan/plan.h"
 
 typedef struct counter {
@@ -23,12 +25,11 @@ typedef struct counter {
     const rs_placement *from;
     const rs_placement *to;
     rs_dealer dealer;
-    int64_t *forced_rank; /* bytes that only this rank holds and that must cross */
-    int64_t *forced_node;
     int64_t *node_in; /* bytes that cross, as planned */
     int64_t *node_out;
-    rs_flow nodes; /* demand by the nodes that hold it, where they are few enough */
-    int64_t crossing;
+    rs_flow ranks;     /* demand by the ranks that hold it, if the dealer has not that */
+    rs_flow nodes;     /* and by their nodes */
+    int *source_nodes; /* scratch */
     int64_t bound_in;  /* the most bytes of both classes that a rank receives */
     int64_t bound_out; /* what the busiest sender sends at least */
 } counter;
@@ -36,10 +37,10 @@ typedef struct counter {
 static void counter_fini(counter *c)
 {
     rs_dealer_fini(&c->dealer);
-    free(c->forced_rank);
-    free(c->forced_node);
     free(c->node_in);
     free(c->node_out);
+    free(c->source_nodes);
+    rs_flow_fini(&c->ranks);
     rs_flow_fini(&c->nodes);
 }
 
@@ -47,22 +48,21 @@ static rs_status visit_demand(
     void *context, const rs_dealer *dealer, const int *sources, size_t count, int64_t bytes)
 {
     counter *c = context;
-    if (!rs_add_fits(c->crossing, bytes, &c->crossing))
-        return rs_error_set(RS_ERR_OVERFLOW, "the bytes to move do not fit 64 bits");
-    if (count == 1)
-        c->forced_rank[sources[0]] += bytes;
-    int node = dealer->node_of[sources[0]];
-    bool one_node = true;
-    uint64_t set = 0;
+    if (!dealer->by_flow)
+        RS_TRY(rs_flow_add(&c->ranks, sources, count, bytes));
+    int *nodes = c->source_nodes;
+    size_t kept = 0;
+    bool ascending = true;
     for (size_t i = 0; i < count; i++) {
-        int other = dealer->node_of[sources[i]];
-        one_node = one_node && other == node;
-        if (dealer->nodes <= RS_FLOW_SUPPLIERS)
-            set |= (uint64_t)1 << other;
+        nodes[i] = dealer->node_of[sources[i]];
+        ascending = ascending && (i == 0 || nodes[i - 1] <= nodes[i]);
     }
-    if (one_node)
-        c->forced_node[node] += bytes;
-    return set != 0 ? rs_flow_add(&c->nodes, set, bytes) : RS_OK;
+    if (!ascending)
+        qsort(nodes, count, sizeof *nodes, rs_compare_ints);
+    for (size_t i = 0; i < count; i++)
+        if (i == 0 || nodes[i] != nodes[kept - 1])
+            nodes[kept++] = nodes[i];
+    return rs_flow_add(&c->nodes, nodes, kept, bytes);
 }
 
 static int64_t largest(const int64_t *values, int count)
@@ -78,20 +78,13 @@ static rs_status find_bounds(counter *c)
 {
     rs_plan_totals *t = &c->totals;
     const rs_dealer *d = &c->dealer;
+    const rs_flow *ranks = d->by_flow ? &d->flow : &c->ranks;
     RS_TRY(rs_dealer_demand(&c->dealer, visit_demand, c));
-    t->bound_kind = d->world <= RS_PLAN_FLOW_RANKS ? "flow" : "max";
-    if (d->nodes < 2)
-        return RS_OK;
-    c->bound_out = d->by_flow ? d->flow.bound
-                              : rs_max64(largest(c->forced_rank, d->world),
-                                    rs_ceil_div(c->crossing, rs_placement_holders(c->from)));
-    if (d->nodes <= RS_FLOW_SUPPLIERS) {
-        RS_TRY(rs_flow_solve(&c->nodes));
-        t->node_bytes_bound = c->nodes.bound;
-    } else {
-        t->node_bytes_bound =
-            rs_max64(largest(c->forced_node, d->nodes), rs_ceil_div(c->crossing, d->nodes));
-    }
+    RS_TRY(rs_flow_solve(&c->ranks));
+    RS_TRY(rs_flow_solve(&c->nodes));
+    t->bound_kind = ranks->exact ? "flow" : "max";
+    c->bound_out = ranks->bound;
+    t->node_bytes_bound = c->nodes.bound;
     return RS_OK;
 }
 
@@ -151,13 +144,11 @@ static rs_status counter_init(counter *c, const rs_placement *from, const rs_pla
     RS_TRY(rs_dealer_divide(&c->dealer));
     size_t world = (size_t)c->dealer.world;
     size_t nodes = (size_t)c->dealer.nodes;
-    c->forced_rank = rs_calloc(world, sizeof *c->forced_rank);
-    c->forced_node = rs_calloc(nodes, sizeof *c->forced_node);
+    c->source_nodes = rs_calloc(world, sizeof *c->source_nodes);
     c->node_in = rs_calloc(nodes, sizeof *c->node_in);
     c->node_out = rs_calloc(nodes, sizeof *c->node_out);
-    if (c->forced_rank == NULL || c->forced_node == NULL || c->node_in == NULL ||
-        c->node_out == NULL)
-        return rs_error_memory((world + 3 * nodes) * sizeof(int64_t));
+    if (c->source_nodes == NULL || c->node_in == NULL || c->node_out == NULL)
+        return rs_error_memory((world + 2 * nodes) * sizeof(int64_t));
     if (want_pairs) {
         size_t pairs = (size_t)rs_placement_holders(from) * (size_t)rs_placement_holders(to);
         c->totals.pair_bytes = rs_calloc(pairs, sizeof(int64_t));
