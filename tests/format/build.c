@@ -76,6 +76,12 @@ void build_text(build *b, const char *text)
     build_bytes(b, text, strlen(text));
 }
 
+void build_dict_of(build *b, const char *key)
+{
+    build_text(b, key);
+    build_dict(b);
+}
+
 void build_int(build *b, int64_t integer)
 {
     build_bytes(b, "\x8a\x08", 2);
@@ -171,6 +177,12 @@ void build_tensor(build *b, rs_dtype dtype, int ndim, const int64_t *shape, cons
     }
     size_t storage = build_add_storage(b, data, (size_t)elements * rs_dtype_size(dtype));
     build_view(b, dtype, storage, elements, 0, ndim, shape, stride);
+}
+
+void build_floats(build *b, const char *key, int64_t count, const float *values)
+{
+    build_text(b, key);
+    build_tensor(b, RS_DTYPE_F32, 1, &count, values);
 }
 
 /* The zip. */

@@ -30,6 +30,7 @@ void build_list_end(build *b);
 void build_tuple(build *b);
 void build_tuple_end(build *b);
 void build_text(build *b, const char *text);
+void build_dict_of(build *b, const char *key); /* a key, and its value is a dict */
 void build_int(build *b, int64_t integer);
 void build_float(build *b, double real);
 void build_bool(build *b, int on);
@@ -38,6 +39,9 @@ void build_size(build *b, int ndim, const int64_t *shape); /* torch.Size */
 
 /* A contiguous tensor with a storage of its own; data is copied. */
 void build_tensor(build *b, rs_dtype dtype, int ndim, const int64_t *shape, const void *data);
+
+/* A key, and its value is a vector of float32. */
+void build_floats(build *b, const char *key, int64_t count, const float *values);
 
 /* A view of the storage of number `storage`. */
 void build_view(build *b, rs_dtype dtype, size_t storage, int64_t elements, int64_t first, int ndim,

@@ -351,26 +351,19 @@ static void test_ambiguous(void **state)
     for (int frozen = 0; frozen < 2; frozen++) {
         build b = {0};
         float numbers[4] = {1, 2, 3, 4};
-        int64_t four = 4;
         mkdir(folder, 0755);
         build_dict(&b);
-        build_text(&b, "module");
-        build_dict(&b);
-        build_text(&b, "a");
-        build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+        build_dict_of(&b, "module");
+        build_floats(&b, "a", 4, numbers);
         if (frozen) {
-            build_text(&b, "b");
-            build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+            build_floats(&b, "b", 4, numbers);
         }
         build_dict_end(&b);
-        build_text(&b, "optimizer");
-        build_dict(&b);
-        build_text(&b, "state");
-        build_dict(&b);
+        build_dict_of(&b, "optimizer");
+        build_dict_of(&b, "state");
         build_int(&b, 0);
         build_dict(&b);
-        build_text(&b, "exp_avg");
-        build_tensor(&b, RS_DTYPE_F32, 1, &four, numbers);
+        build_floats(&b, "exp_avg", 4, numbers);
         build_dict_end(&b);
         build_dict_end(&b);
         build_text(&b, "param_groups");
@@ -413,8 +406,7 @@ static void test_universal(void **state)
     for (int i = 0; i < 3; i++)
         mkdir(in_folder(folder, folders[i]), 0755);
     build_dict(&b);
-    build_text(&b, "module");
-    build_dict(&b);
+    build_dict_of(&b, "module");
     build_dict_end(&b);
     build_text(&b, "param_shapes");
     build_list(&b);
