@@ -20,6 +20,7 @@ static struct {
     int64_t step;
     atomic_llong now;
     atomic_llong left; /* visits before the one that kills */
+    int signal;
 } crash;
 
 void rs_crash_begin(int rank)
@@ -27,14 +28,17 @@ void rs_crash_begin(int rank)
     const char *text = getenv("RESHARD_CRASH");
     int wanted = rank;
     long long step = 0, visit = 1;
+    int number = SIGKILL;
     crash.armed = false;
     for (; text != NULL && !crash.armed; text = strchr(text, ','), text += text != NULL) {
         visit = 1;
-        crash.armed =
-            sscanf(text, "%31[^:]:%d:%lld:%lld", crash.name, &wanted, &step, &visit) >= 3 &&
-            wanted == rank;
+        number = SIGKILL;
+        crash.armed = sscanf(text, "%31[^:]:%d:%lld:%lld:%d", crash.name, &wanted, &step, &visit,
+                          &number) >= 3 &&
+                      wanted == rank;
     }
     crash.step = step;
+    crash.signal = number;
     atomic_store(&crash.now, -1);
     atomic_store(&crash.left, visit);
 }
@@ -49,8 +53,11 @@ void rs_crash_point(const char *name)
     if (!crash.armed || atomic_load_explicit(&crash.now, memory_order_relaxed) < crash.step ||
         strcmp(name, crash.name) != 0)
         return;
-    if (atomic_fetch_sub(&crash.left, 1) == 1)
-        kill(getpid(), SIGKILL);
+    if (atomic_fetch_sub(&crash.left, 1) != 1)
+        return;
+    if (crash.signal == 0)
+        execl("/bin/sh", "sh", "-c", "exit 3", (char *)NULL);
+    kill(getpid(), crash.signal);
 }
 
 #endif

@@ -3,10 +3,11 @@
  * power cut or an operator would, at exactly this instant. In builds with tests alone; in others a
  * point is nothing.
  *
- * RESHARD_CRASH=POINT:RANK:STEP[:NTH] in the environment names the point, the rank, the step from
- * which on it is armed, and which visit of it since then (1, the default, is the first).
- * Several stand with commas between: the first of the process's rank counts; -1 is the
- * supervisor's.
+ * RESHARD_CRASH=POINT:RANK:STEP[:NTH[:SIGNAL]] in the environment names the point, the rank, the
+ * step from which on it is armed (-1: before the first, too), which visit of it since then (1, the
+ * default, is the first), and another signal's number: that of a crash of the process's own, or of
+ * a stop; 0: it exits with 3. Several stand with commas between: the first of the process's rank
+ * counts; -1 is the supervisor's.
  */
 #ifndef RS_BASE_CRASH_H
 #define RS_BASE_CRASH_H

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "cli/subject.h"
@@ -48,7 +49,7 @@ static void replace_worlds(const supervisor *s)
     if (s->other != NULL)
         json_array_append_new(worlds, describe_world(s->other));
     json_t *root = json_pack("{s:s,s:o,s:i,s:i}", "change", rs_handover_name(s->handover.state),
-        "worlds", worlds, "restarts", s->survival.restarts, "lost_slots", s->survival.lost);
+        "worlds", worlds, "restarts", s->survival.deaths.restarts, "lost_slots", s->survival.lost);
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     if (text == NULL || rs_control_replace(s->options->job, "worlds.json", text) != RS_OK)
         fprintf(stderr, "reshard train: worlds.json cannot be written: %s\n", rs_error_message());
@@ -199,6 +200,7 @@ static void begin_world(supervisor *s)
         s->other->ranks, s->want.layout);
     answer(s, "preparing", text, NULL);
     change_note(s, s->other, "started");
+    rs_crash_point("change.started");
 }
 
 static void delete_generation(supervisor *s, const world *w)
@@ -219,6 +221,7 @@ static void drop_other(supervisor *s)
 {
     if (s->other == NULL)
         return;
+    rs_crash_point("change.drop");
     delete_generation(s, s->other);
     world *w = s->other;
     s->other = NULL;
@@ -232,10 +235,12 @@ static void drop_other(supervisor *s)
 static void let_train(supervisor *s)
 {
     world *old = s->active;
+    rs_crash_point("change.committed");
     s->active = s->other;
     s->other = old;
     s->active->stage = WORLD_TRAINS;
     s->other->stage = WORLD_LEAVES;
+    s->stopped_rank[0] = '\0'; /* of the old world's ranks, which sleep and go */
     command(s->active, "train", true);
     change_note(s, s->active, "committed");
 }
@@ -253,6 +258,7 @@ static void end_new(supervisor *s)
     else
         world_force(w);
     change_note(s, w, "given up");
+    rs_crash_point("change.given_up");
 }
 
 static void tell_failed(supervisor *s)
@@ -285,6 +291,7 @@ static void commit(supervisor *s)
         int generation = record.generation;
         char layout[RS_LAYOUT_TEXT];
         memcpy(layout, record.layout, sizeof layout);
+        rs_crash_point("change.record");
         record.generation = s->other->generation;
         memcpy(record.layout, s->other->layout, sizeof record.layout);
         status = rs_record_write(s->options->job, &record);
@@ -321,12 +328,14 @@ static void perform(supervisor *s, unsigned actions)
         (void)status; /* it is found dead then */
         change_note(s, s->other, "pulls");
         answer(s, "moving", "training is stopped, bytes move", NULL);
+        rs_crash_point("change.pulls");
     }
     if (actions & RS_DO_TRAIN)
         let_train(s);
     if (actions & RS_DO_LEAVE) {
         command(s->other, "leave", true);
         s->other->deadline = cli_now() + LEAVE_SECONDS;
+        rs_crash_point("change.leaves");
     }
     if (actions & RS_DO_END_NEW)
         end_new(s);
@@ -376,6 +385,8 @@ static void take_held(supervisor *s, const json_t *word)
 
 static void take_quiesced(supervisor *s, const json_t *word)
 {
+    if (s->handover.state != RS_HANDOVER_QUIESCING)
+        return; /* given up meanwhile; it has been told to go on */
     json_decref(s->pull);
     s->pull = json_copy((json_t *)(uintptr_t)word);
     json_object_set_new(s->pull, "do", json_string("pull"));

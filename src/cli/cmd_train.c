@@ -435,10 +435,17 @@ static int run_worker(const cli_command *command, int argc, char **argv)
         code = cli_fail(command, status, NULL);
     } else {
         launch_join(&o, (int)args.world);
-        int provided;
-        MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-        code = work(command, &args, &o);
-        MPI_Finalize();
+        if (launch_is_abandoned(&o, args.address)) {
+            code =
+                cli_error(command, CLI_FAILURE, "the supervisor has gone before this rank began");
+        } else {
+            int provided;
+            MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+            code = work(command, &args, &o);
+            MPI_Finalize();
+        }
+        if (launch_is_abandoned(&o, args.address))
+            launch_forget_mpi(&o);
     }
     rs_train_options_fini(&o);
     return code;

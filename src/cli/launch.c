@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "cli/launcher.h"
 #include "reshard/elastic.h"
+#include "train/control.h"
 
 #define FENCE_SECONDS 10
 
@@ -104,6 +105,32 @@ void launch_join(const rs_train_options *options, int world)
     gethostname(host, sizeof host - 1);
     fprintf(file, "%ld %s\n", (long)getpid(), host);
     fclose(file);
+}
+
+bool launch_find_rank(
+    const rs_train_options *options, int world, int rank, long *process, char host[64])
+{
+    char folder[RS_TRAIN_PATH + 16], path[RS_TRAIN_PATH + 64];
+    launch_ranks_folder(options, folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/%d-%d", folder, world, rank);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return false;
+    bool found = fscanf(file, "%ld %63s", process, host) == 2;
+    fclose(file);
+    return found;
+}
+
+bool launch_is_abandoned(const rs_train_options *options, const char *address)
+{
+    return strncmp(address, "unix:", 5) == 0 && !rs_control_is_claimed(options->job, NULL);
+}
+
+void launch_forget_mpi(const rs_train_options *options)
+{
+    char path[RS_TRAIN_PATH + 16];
+    remove_tree(mpi_folder(options, path, sizeof path));
+    remove_tree(launch_ranks_folder(options, path, sizeof path));
 }
 
 static sigset_t held_signals(void)

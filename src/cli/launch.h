@@ -43,6 +43,16 @@ void launch_join(const rs_train_options *options, int world);
 /* The file in which the ranks of a world on this host show that they live; returns `path`. */
 char *launch_board(const rs_train_options *options, int world, char *path, size_t size);
 
+/* What a rank noted when it started: its process and host; false if it has not. */
+bool launch_find_rank(
+    const rs_train_options *options, int world, int rank, long *process, char host[64]);
+
+/* In a rank: true if the supervisor that listens at `address` on this host has died. */
+bool launch_is_abandoned(const rs_train_options *options, const char *address);
+
+/* Removes the files of MPI, and what ranks noted in the job directory, of all worlds. */
+void launch_forget_mpi(const rs_train_options *options);
+
 /* Removes what the ranks of a world that is gone have left beside the arenas. */
 void launch_forget(const rs_train_options *options, int world, int ranks);
 

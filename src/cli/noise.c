@@ -127,8 +127,9 @@ static bool is_stray(const char *line)
         "Set MCA parameter \"orte_base_help_aggregate\"",
         "YOUR APPLICATION TERMINATED WITH THE EXIT STRING", "This typically refers to a problem",
         "Please see the FAQ page for debugging", "mpirun: Forwarding signal",
-        "mpirun: abort is already in progress", "srun: error: ", "srun: Job step aborted",
-        "slurmstepd: error: "};
+        "mpirun: abort is already in progress", "PMIX ERROR: "};
+    if (strncmp(line, "srun: ", 6) == 0 || strncmp(line, "slurmstepd", 10) == 0)
+        return true;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (strstr(line, parts[i]) != NULL)
             return true;

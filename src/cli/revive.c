@@ -11,10 +11,9 @@
  * Arenas may be gone, with a node (elastic.md). If others hold all that was in them, nothing is
  * lost; if not, the job goes back to its newest checkpoint.
  *
- * What is not survived: a step that began and died twice by a rank's own fault (a crash of its own,
- * not a kill), which would die again; more than --max-restarts deaths without a hundred good steps
- * between; state that cannot be taken to one step where there is no checkpoint. The job then ends
- * and its state is kept.
+ * What is not survived: too many deaths, or the same one twice (elastic/survival.h); state that
+ * cannot be taken to one step where there is no checkpoint. The job then ends and its state is
+ * kept.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -22,6 +21,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "cli/resume.h"
 #include "cli/subject.h"
@@ -30,11 +30,6 @@
 #include "train/recover.h"
 
 #define FENCE_SECONDS 10
-#define GOOD_STEPS 100 /* after which former deaths do not count any more */
-#define SLOT_DEATHS 3  /* of one slot by its own fault, within SLOT_STEPS: it is lost */
-#define SLOT_STEPS 10
-#define BACK_OFF 0.5 /* seconds before the second restart in a row; doubled for each more */
-#define MOST_BACK_OFF 30
 
 /* How the active world ended. */
 typedef struct death {
@@ -43,49 +38,34 @@ typedef struct death {
     bool own; /* fault of the rank */
 } death;
 
-/* Counts a death by a slot's own fault; true if the slot is lost by it. */
-static bool count_slot(supervisor *s, const death *d, int64_t step)
+/* What becomes of the job after this death in step `step` + 1. */
+static rs_fate judge(supervisor *s, const death *d, int64_t step)
 {
-    survival *v = &s->survival;
-    if (s->launch->lose_slot >= 0 && d->first.rank == s->launch->lose_slot)
-        return true;
-    if (!d->own || d->first.rank < 0)
-        return false;
-    if (d->first.rank != v->slot || step > v->slot_step + SLOT_STEPS || v->slot_deaths == 0) {
-        v->slot = d->first.rank;
-        v->slot_deaths = 0;
-        v->slot_step = step;
-    }
-    return ++v->slot_deaths >= SLOT_DEATHS;
+    bool began = s->active->stage != WORLD_BOOTS && s->active->stage != WORLD_BUILDS;
+    rs_death about = {.step = step, .rank = d->first.rank, .own = d->own, .began = began};
+    rs_fate fate = rs_survival_take(&s->survival.deaths, &about, s->launch->restarts);
+    if (fate == RS_FATE_ALIKE && s->launch->lose_slot >= 0 && d->first.rank == s->launch->lose_slot)
+        fate = RS_FATE_WITHOUT_SLOT;
+    return fate;
 }
 
-/* True if the job cannot go on after this death in step `step` + 1; the verdict says why. */
-static bool is_enough(supervisor *s, const death *d, int64_t step)
+/* True if the job cannot go on; the verdict says why. */
+static bool is_enough(supervisor *s, const death *d, int64_t step, rs_fate fate)
 {
-    survival *v = &s->survival;
-    if (step >= v->step + GOOD_STEPS)
-        v->restarts = 0;
-    bool began = s->active->stage != WORLD_BOOTS && s->active->stage != WORLD_BUILDS;
-    bool twice = d->own && began && v->fault_step == step + 1;
-    v->fault_step = d->own && began ? step + 1 : 0;
-    if (twice) {
+    if (fate == RS_FATE_SAME_STEP) {
         int64_t batch = s->options->global_batch;
         snprintf(s->verdict, sizeof s->verdict,
             "step %" PRId64 " (samples %" PRId64 " to %" PRId64
             ") died twice by a rank's own fault: %s; the job has ended, the state of step %" PRId64
             " is whole. The ranks' last words:\n%s",
             step + 1, step * batch, (step + 1) * batch - 1, d->text, step, s->active->tail);
-        return true;
-    }
-    if (v->restarts >= s->launch->restarts) {
+    } else if (fate == RS_FATE_TOO_OFTEN) {
         snprintf(s->verdict, sizeof s->verdict, "%s after step %" PRId64 "; the job has ended%s",
             d->text, step,
             s->launch->restarts > 0 ? ": it has been restarted as often as it may (--max-restarts)"
                                     : "");
-        return true;
     }
-    v->restarts++;
-    return false;
+    return fate == RS_FATE_SAME_STEP || fate == RS_FATE_TOO_OFTEN;
 }
 
 static rs_status load_space(const supervisor *s, rs_space **space)
@@ -126,7 +106,7 @@ static void note_restart(supervisor *s, const rs_recovery *found, const death *d
 {
     change_write(s, json_pack("{s:s,s:I,s:s,s:s,s:s,s:i}", "event", "restart", "step",
                         (json_int_t)found->step, "from", found->layout, "to", s->survival.layout,
-                        "why", d->text, "restarts", s->survival.restarts));
+                        "why", d->text, "restarts", s->survival.deaths.restarts));
 }
 
 static void drop_active(supervisor *s)
@@ -139,15 +119,6 @@ static void drop_active(supervisor *s)
     world_fini(w);
     free(w);
     s->stopped_rank[0] = '\0';
-}
-
-/* When the next world may start. */
-static double back_off(const survival *v)
-{
-    double seconds = v->restarts > 1 ? BACK_OFF : 0;
-    for (int i = 2; i < v->restarts && seconds < MOST_BACK_OFF; i++)
-        seconds *= 2;
-    return cli_now() + (seconds < MOST_BACK_OFF ? seconds : MOST_BACK_OFF);
 }
 
 static bool can_go_on(const supervisor *s)
@@ -198,14 +169,14 @@ bool revive(supervisor *s)
     rs_status status = rs_train_recover(s->options->job, FENCE_SECONDS, &found);
     if (status != RS_OK && !can_go_back(s, status, &d, &found))
         return false;
-    if (is_enough(s, &d, found.step))
+    rs_crash_point("revive.recovered");
+    rs_fate fate = judge(s, &d, found.step);
+    if (is_enough(s, &d, found.step, fate))
         return false;
     v->generation = found.generation;
-    v->step = found.step;
     snprintf(v->former, sizeof v->former, "%s", found.layout);
     snprintf(v->layout, sizeof v->layout, "%s", found.layout);
-    if (count_slot(s, &d, found.step)) {
-        v->slot_deaths = 0;
+    if (fate == RS_FATE_WITHOUT_SLOT) {
         status = choose_layout(s, found.layout, v->layout);
         if (status != RS_OK) {
             snprintf(s->verdict, sizeof s->verdict, "%s; nothing fits what is left: %s", d.text,
@@ -214,7 +185,7 @@ bool revive(supervisor *s)
         }
     }
     v->scheduled = found.generation >= 0 ? s->active->scheduled : 0;
-    v->when = back_off(v);
+    v->when = cli_now() + rs_survival_pause(&v->deaths);
     if (found.lost > 0)
         fprintf(stderr,
             "reshard train: the arenas of %s are gone; all that they held is in others too\n",
@@ -222,10 +193,10 @@ bool revive(supervisor *s)
     if (found.generation >= 0)
         fprintf(stderr,
             "reshard train: %s after step %" PRId64 "; going on from there (restart %d)\n", d.text,
-            found.step, v->restarts);
+            found.step, v->deaths.restarts);
     else
         fprintf(stderr, "reshard train: %s; going on from step %" PRId64 " (restart %d)\n", d.text,
-            found.step, v->restarts);
+            found.step, v->deaths.restarts);
     note_restart(s, &found, &d);
     if (found.generation < 0 && (status = launch_drop_state(s->options)) != RS_OK) {
         snprintf(s->verdict, sizeof s->verdict, "%s; what it left in memory cannot be removed: %s",
@@ -254,8 +225,10 @@ void revive_tend(supervisor *s)
         snprintf(s->verdict, sizeof s->verdict, "no world to go on with: %s", rs_error_message());
         return;
     }
-    s->active->attach = v->generation >= 0 ? json_pack("{s:i,s:s,s:I}", "generation", v->generation,
-                                                 "layout", v->former, "step", (json_int_t)v->step)
-                                           : json_pack("{s:b}", "checkpoint", 1);
+    s->active->attach = v->generation >= 0
+                            ? json_pack("{s:i,s:s,s:I}", "generation", v->generation, "layout",
+                                  v->former, "step", (json_int_t)v->deaths.step)
+                            : json_pack("{s:b}", "checkpoint", 1);
     change_note(s, s->active, "started");
+    rs_crash_point("revive.started");
 }

@@ -28,6 +28,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "cli/subject.h"
@@ -289,6 +290,7 @@ static void tend(supervisor *s)
     change_tend(s);
     revive_tend(s);
     check_beats(s);
+    vigil_tend(s);
     if (s->stop_limit > 0 && cli_now() > s->stop_limit)
         use_force(s);
     if (s->active != NULL)
@@ -356,18 +358,11 @@ static void reap_rest(void)
 /* Completes rank and process number from each other, by what the ranks noted at their start. */
 static void complete(const supervisor *s, const world *w, noise_death *death)
 {
-    char folder[RS_TRAIN_PATH + 16], path[RS_TRAIN_PATH + 64];
-    launch_ranks_folder(s->options, folder, sizeof folder);
     for (int rank = 0; rank < w->ranks; rank++) {
         long process = 0;
         char host[64] = "";
-        snprintf(path, sizeof path, "%s/%d-%d", folder, w->number, rank);
-        FILE *file = fopen(path, "r");
-        if (file == NULL)
-            continue;
-        bool read = fscanf(file, "%ld %63s", &process, host) == 2;
-        fclose(file);
-        if (!read || (death->rank >= 0 ? death->rank != rank : death->pid != process))
+        if (!launch_find_rank(s->options, w->number, rank, &process, host) ||
+            (death->rank >= 0 ? death->rank != rank : death->pid != process))
             continue;
         death->rank = rank;
         death->pid = process;
@@ -482,6 +477,7 @@ static int conclude(const supervisor *s)
 
 static rs_status begin(supervisor *s)
 {
+    rs_crash_begin(-1);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     sigset_t set = launch_hold_signals();
     s->signals = signalfd(-1, &set, SFD_CLOEXEC);
@@ -489,6 +485,7 @@ static rs_status begin(supervisor *s)
         return rs_error_errno(errno, "signalfd");
     RS_TRY(rs_control_open(s->options->job, &s->control));
     RS_TRY(supervisor_start(s, s->options->layout, s->options->ranks, NULL, 0, &s->active));
+    rs_crash_point("started");
     if (s->options->attach >= 0)
         s->active->attach = json_pack("{s:i,s:s,s:I}", "generation", s->options->attach, "layout",
             s->options->attach_layout, "step", (json_int_t)s->options->attach_step);

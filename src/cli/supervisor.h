@@ -1,5 +1,6 @@
 /* The supervisor of a job, as its parts see it: supervisor.c (processes, signals, the end) and
- * change.c (worlds that come and go) and revive.c (worlds that die). */
+ * change.c (worlds that come and go), revive.c (worlds that die), vigil.c (launchers that do not
+ * see it). */
 #ifndef RS_CLI_SUPERVISOR_H
 #define RS_CLI_SUPERVISOR_H
 
@@ -10,6 +11,7 @@
 #include "cli/launch.h"
 #include "cli/world.h"
 #include "elastic/handover.h"
+#include "elastic/survival.h"
 #include "reshard/space.h"
 #include "train/control.h"
 #include "train/member.h"
@@ -24,12 +26,7 @@ typedef struct wanted {
 
 /* What the job has survived, and what it would not. */
 typedef struct survival {
-    int restarts;       /* since it last had a hundred good steps */
-    int64_t step;       /* from which it last went on */
-    int64_t fault_step; /* in which a rank died by its own fault, last time; 0: none did */
-    int slot;           /* rank that died so, how often, and since which step */
-    int slot_deaths;
-    int64_t slot_step;
+    rs_survival deaths;
     int lost;     /* slots that are not used any more */
     bool pending; /* a world is to be started */
     double when;  /* not before */
@@ -95,6 +92,11 @@ bool revive(supervisor *s);
 
 /* Starts the world that is to go on, when it is time. */
 void revive_tend(supervisor *s);
+
+/* ---- vigil.c ---- */
+
+/* Ends worlds whose ranks have died without their launcher seeing it, or that never join. */
+void vigil_tend(supervisor *s);
 
 /* ---- supervisor.c ---- */
 

@@ -52,6 +52,8 @@ typedef struct world {
     int force;       /* 0: nothing sent, 1: SIGTERM sent, 2: SIGKILL sent */
     double deadline; /* of what was asked last; 0: none */
     double begun;
+    double looked; /* at its ranks' processes, last */
+    double lost;   /* since when one of them is known to have ended; 0: none */
     world_host hosts[WORLD_HOSTS];
     int host_count;
     int counts[RS_HOSTS];  /* ranks on each of the job's hosts, where it names some */

@@ -31,6 +31,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "reshard/native.h"
+#include "train/attach.h"
 #include "train/comm.h"
 #include "train/trainer.h"
 
@@ -91,7 +92,8 @@ rs_status rs_saver_create(rs_job *job, rs_saver **out)
     }
     rs_save_folder(job->options, s->folder);
     s->name = (rs_save_name){.folder = s->folder, .job = job->id};
-    s->tried = job->step;
+    /* A state that comes from a checkpoint is saved; one that comes from memory may not be. */
+    s->tried = rs_attaches(job) ? -1 : job->step;
     s->time = rs_job_seconds();
     *out = s;
     return RS_OK;

@@ -23,6 +23,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "elastic/heritage.h"
@@ -174,6 +175,7 @@ rs_status rs_takeover_prepare(rs_job *job)
             job->nodes);
     if (status == RS_OK)
         status = prepare(job, from);
+    rs_crash_point("takeover.made");
     return rs_job_agree(job, status);
 }
 
@@ -348,13 +350,18 @@ static rs_status pull_state(rs_job *job, const json_t *word, pull *p)
 {
     rs_train_phases *s = &p->event.seconds;
     RS_TRY(rs_job_agree(job, begin_pull(job, word, p)));
+    rs_crash_point("takeover.pull");
     double begun = rs_job_seconds();
     RS_TRY(rs_job_agree(job, move(job, p)));
     s->move = rs_job_seconds() - begun;
+    rs_crash_point("takeover.moved");
     begun = rs_job_seconds();
     RS_TRY(verify(job, p));
     s->verify = rs_job_seconds() - begun;
-    return rs_job_agree(job, certify(job, p));
+    rs_crash_point("takeover.verified");
+    RS_TRY(rs_job_agree(job, certify(job, p)));
+    rs_crash_point("takeover.certified");
+    return RS_OK;
 }
 
 /* ---- telling ---- */
@@ -432,6 +439,7 @@ rs_status rs_takeover_run(rs_job *job)
     rs_status status;
     touch(job);
     p.event.seconds.prepare = rs_job_seconds() - t->begun;
+    rs_crash_point("takeover.ready");
     RS_TRY_GOTO(
         rs_job_agree(job, job->rank == 0 ? rs_member_tell(member, "ready", NULL) : RS_OK), done);
     RS_TRY_GOTO(rs_member_sleep(member, &word), done);
@@ -450,7 +458,9 @@ rs_status rs_takeover_run(rs_job *job)
         end_unwanted(job);
         goto done;
     }
+    rs_crash_point("takeover.train");
     status = tell(job, &p);
+    rs_crash_point("takeover.told");
 done:
     json_decref(word);
     rs_sums_destroy(p.after);
@@ -507,8 +517,10 @@ static rs_status stop_here(rs_job *job, double paused, double begun)
     if (status == RS_OK)
         status = rs_job_agree(
             job, job->state.arena != NULL ? rs_arena_commit(job->state.arena, job->step) : RS_OK);
+    rs_crash_point("leave.marked");
     if (status == RS_OK)
         status = rs_job_agree(job, job->rank == 0 ? give(job, words, paused, begun) : RS_OK);
+    rs_crash_point("leave.told");
     free(words);
     return status;
 }
@@ -517,6 +529,7 @@ rs_status rs_world_leave(rs_job *job)
 {
     double begun = rs_job_seconds(), paused = rs_wall_seconds();
     json_t *word = NULL;
+    rs_crash_point("leave.begin");
     if (rs_job_report(job, "switching", "", true) != RS_OK)
         rs_job_notice(job, "status.json cannot be written: %s", rs_error_message());
     rs_status status = stop_here(job, paused, begun);
@@ -528,6 +541,7 @@ rs_status rs_world_leave(rs_job *job)
         job->agreed = false;
         return RS_OK;
     }
+    rs_crash_point("leave.end");
     if (status == RS_OK && says(word, "leave"))
         end_unwanted(job);
     json_decref(word);

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # A job that grows and shrinks: 2 -> 4 -> 3 -> 7 -> 1 -> 5 ranks by worlds that boot while it trains, with the
 # losses of a job that does not; what is cancelled, fails or takes too long leaves it as it was; nothing is
-# left. ROUNDS (1) rounds.
+# left (L09). ROUNDS (1) rounds.
 set -u
 . "$(dirname "$0")/lib.sh"
 rounds=${2:-1}
 # Names that no other run of this test has: processes are looked for by them.
-for name in worlds fail slow int stop outer plain; do
+for name in worlds fail slow full int stop outer plain; do
     declare "$name=cli$name$$"
 done
 
@@ -156,6 +156,24 @@ begin $slow --layout dp=1 --world-timeout 0.05
 expect 1 'not ready within' scale $slow 2
 expect 0 'dp=1' status $slow
 stop_job $slow
+
+# No room for its arenas.
+if mkdir small && mount -t tmpfs -o size=56m tmpfs small 2>/dev/null; then
+    begin $full --layout tp=2 --arena-dir "$work/small"
+    expect 1 'no new world for tp=2,dp=2: rank [0-9]: .*needs [0-9.]+ MiB .*; [0-9.]+ [KM]iB are free' scale $full 4
+    step=$("$reshard" status $full --json | sed -n 's/.*"step": \([0-9]*\).*/\1/p' | head -1)
+    until_true 30 bash -c "'$reshard' status $full --json |
+        python3 -c 'import json, sys; j = json.load(sys.stdin); sys.exit(j[\"step\"] <= $step + 1 or j[\"ranks\"] != 2)'"
+    verdict "it goes on where there is no room for another world" $? "$(tail -5 $full.log)"
+    [ "$(find small -name "*.table" | wc -l)" -eq 2 ] && [ "$(find small -type f | wc -l)" -eq 6 ]
+    verdict "nothing of the other world is left" $? "$(ls small)"
+    stop_job $full
+    [ "$(find small -type f | wc -l)" -eq 0 ]
+    verdict "nor of the job" $? "$(ls small)"
+    umount small
+else
+    echo "skipped: a change without room (it needs root for a mount)"
+fi
 
 # Ctrl-C while a world is being built.
 begin $int --layout dp=1

@@ -16,24 +16,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-TRAIN = os.path.join(os.path.dirname(HERE), "train")
+from jobs import Failed, Jobs, check, point
+
 # Steps, the step of the switch, steps between saves: few where the instant is named, more where it is random.
 STEPS, SWITCH, SAVES = (240, 120, 50) if "random" in sys.argv else (12, 6, 4)
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-class Failed(Exception):
-    pass
-
-
-def check(condition, message):
-    if not condition:
-        raise Failed(message)
-
 
 # What is trained: options, and the switch on the way. Ranks are as many as the layouts need.
 JOBS = {
@@ -54,32 +42,14 @@ JOBS = {
 }
 
 
-class Crash:
+class Crash(Jobs):
     def __init__(self, reshard):
-        self.reshard = reshard
-        self.folder = tempfile.mkdtemp(prefix="reshard-crash-")
-        self.count = 0
+        super().__init__(reshard)
         self.references = {}
-        self.processes = []
         self.slowest = 0.0
 
-    def close(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        for job in glob.glob(os.path.join(self.folder, "*/job.json")):
-            subprocess.run([self.reshard, "clean", os.path.dirname(job)], capture_output=True, check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def new_folder(self):
-        self.count += 1
-        return os.path.join(self.folder, f"c{os.getpid()}x{self.count}")
-
     def command(self, folder, kind):
-        return [self.reshard, "train", "--model", os.path.join(TRAIN, "models/llama-uneven"), "--data",
-                os.path.join(TRAIN, "data.txt"), "--seq", "32", "--global-batch", "4", "--micro-batch", "2", "--lr",
-                "3e-3", "--seed", "1", "--steps", str(STEPS), "--save-every", "4", "--max-restarts", "0", "--job", folder] + JOBS[kind]
+        return self.train(folder, STEPS, ["--global-batch", "4", "--save-every", "4", "--max-restarts", "0"] + JOBS[kind])
 
     def resume_command(self, folder, kind):
         """The same run goes on; a switch that has happened is not asked for again."""
@@ -108,38 +78,6 @@ class Crash:
             with open(os.path.join(folder, "checkpoints", latest, "manifest.json"), encoding="utf-8") as file:
                 return json.load(file)["layout"]
 
-    def start(self, command, crash=None):
-        environment = dict(os.environ)
-        environment.pop("RESHARD_CRASH", None)
-        if crash:
-            environment["RESHARD_CRASH"] = crash
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   env=environment, start_new_session=True)
-        self.processes.append(process)
-        return process
-
-    @staticmethod
-    def end(process, timeout=90):
-        try:
-            out, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, _ = process.communicate()
-            raise Failed(f"no end within {timeout} s:\n{out[-3000:]}") from None
-        return process.returncode, out
-
-    @staticmethod
-    def lines(folder):
-        path = os.path.join(folder, "metrics.jsonl")
-        if not os.path.exists(path):
-            return []
-        with open(path, encoding="utf-8") as file:
-            return [json.loads(line) for line in file if line.endswith("\n")]
-
-    def losses(self, folder):
-        return [(line["step"], line["loss"], line["grad_norm"], line["lr"], line["samples"])
-                for line in self.lines(folder) if "event" not in line]
-
     def reference(self, kind):
         if kind not in self.references:
             folder = self.new_folder()
@@ -148,57 +86,21 @@ class Crash:
             self.references[kind] = (folder, self.losses(folder))
         return self.references[kind]
 
-    @staticmethod
-    def left(folder):
-        name = os.path.basename(folder)
-        return glob.glob(f"/dev/shm/reshard-*{name}*") + glob.glob(os.path.join(folder, "state.json*"))
-
     def check_end(self, folder, kind, out):
         wanted_folder, wanted = self.reference(kind)
         found = self.losses(folder)
         steps = [line[0] for line in found]
         check(steps == list(range(1, STEPS + 1)), f"steps in metrics.jsonl: {steps}\n{out[-2000:]}")
-        for a, b in zip(wanted, found):
-            check(a == b, f"step {a[0]}: {b}, undisturbed {a}")
+        self.compare(wanted, found)
         last = f"checkpoints/step-{STEPS:08d}"
-        verify = subprocess.run([self.reshard, "verify", os.path.join(wanted_folder, last),
-                                 os.path.join(folder, last)], capture_output=True, text=True, check=False)
-        check(verify.returncode == 0, f"the last state differs: {verify.stdout}{verify.stderr}")
-        deadline = time.monotonic() + 10
-        while (self.left(folder) or self.of_job(folder)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        check(not self.left(folder), f"left over: {self.left(folder)}")
-        check(not self.of_job(folder), f"processes left over: {self.of_job(folder)}")
+        self.verify(os.path.join(wanted_folder, last), os.path.join(folder, last))
+        self.check_gone(folder)
         shutil.rmtree(folder)
-
-    @staticmethod
-    def of_job(folder):
-        """Processes of the job: (pid, words of the command line)."""
-        found = []
-        for path in glob.glob("/proc/[0-9]*/cmdline"):
-            try:
-                with open(path, "rb") as file:
-                    words = file.read().split(b"\0")
-            except OSError:
-                continue
-            if os.fsencode(folder) in words and b"verify" not in words:
-                found.append((int(path.split("/")[2]), words))
-        return found
-
-    def victim(self, folder, kind):
-        """The process to be killed: a rank, the launcher or the supervisor."""
-        for pid, words in self.of_job(folder):
-            launcher = os.path.basename(words[0]).startswith((b"mpirun", b"mpiexec"))
-            worker = len(words) > 1 and words[1] == b"worker"
-            if kind == ("launcher" if launcher else "rank" if worker else "supervisor"):
-                yield pid
 
     def go_on(self, folder, kind, out, crash=None):
         """Resumes a job whose processes were killed until it has ended well."""
         # Killed before it had a state at all: it begins anew.
-        has_state = os.path.exists(os.path.join(folder, "state.json"))
-        saved = os.path.exists(os.path.join(folder, "checkpoints/latest"))
-        if not has_state and not saved:
+        if not self.has_state(folder):
             subprocess.run([self.reshard, "clean", folder], capture_output=True, check=False)
             shutil.rmtree(folder, ignore_errors=True)
             return self.start(self.command(folder, kind), crash)
@@ -288,7 +190,7 @@ class Crash:
         out, kills = "", []
         for _ in range(rng.choice([1, 1, 2, 3])):
             time.sleep(rng.uniform(0.05, 1.6))
-            victims = list(self.victim(folder, rng.choice(["rank", "rank", "launcher", "supervisor"])))
+            victims = self.victims(folder, rng.choice(["rank", "rank", "launcher", "supervisor"]))
             if not victims:
                 continue
             pid = rng.choice(victims)
@@ -322,11 +224,6 @@ SWITCH_POINTS = ["move", "moved", "verified", "record", "recorded", "committed"]
 SAVE_POINTS = ["save.begin", "save.write", "save.commit"]
 
 
-def point(name, rank, step):
-    name, _, visit = name.partition(":")
-    return f"{name}:{rank}:{step}" + (f":{visit}" if visit else "")
-
-
 def phases(crash, _):
     kinds = ["tp", "zero", "zero-bf16", "dp", "pp", "four"]
     runs = 0
@@ -334,6 +231,9 @@ def phases(crash, _):
         rank = 0 if name == "line" else i % 2
         crash.phase(kinds[i % len(kinds)], point(name, rank, 5 if i % 3 else 1))
         runs += 1
+    # In the last step: what is to be saved at the end is, though there is no step left to make.
+    crash.phase("zero", point("derived", 1, STEPS))
+    runs += 1
     for name in SWITCH_POINTS:
         for kind in ("switch", "switch-tight"):
             rank = 0 if name in ("record", ) else 1
