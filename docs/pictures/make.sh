@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Draws the pictures of docs/layouts.md anew: docs/pictures/make.sh [the command, build/reshard unless given]
+# Draws the pictures of docs/layouts.md anew: docs/pictures/make.sh [COMMAND [FOLDER]], build/reshard into this folder
+# unless given.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 reshard=$(realpath "${1:-$here/../../build/reshard}")
+folder=${2:-$here}
 
 # draw NAME MODEL FROM TO
 draw() {
-    "$reshard" plan --model "$2" --from "$3" --to "$4" --svg "$here/$1.svg" --force >/dev/null
+    "$reshard" plan --model "$2" --from "$3" --to "$4" --svg "$folder/$1.svg" --force >/dev/null
 }
 
 draw tp-pp-dp llama-tiny dp=8 tp=2,pp=2,dp=2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # reshard plan: figures that can be worked out by hand, JSON, SVG.
 set -u
+pictures=$(realpath "$(dirname "$0")/../../docs/pictures")
 . "$(dirname "$0")/lib.sh"
 
 tiny=(--model llama-tiny --dtype fp32)
@@ -61,6 +62,14 @@ expect 0 'bytes moved' plan --model llama-20m --from tp=8,dp=8,zero=1 --to pp=4,
     --svg large.svg
 check "the large picture" well_formed large.svg Before After Transfers
 check "no half files are left" bash -c "[ -z \"\$(find . -name '*.tmp')\" ]"
+
+# Those of the documents are what is drawn today.
+mkdir drawn
+check "draws the pictures of the documents" "$pictures/make.sh" "$reshard" drawn
+for picture in "$pictures"/*.svg; do
+    check "is drawn by make.sh as it is: $picture" cmp "$picture" "drawn/$(basename "$picture")"
+done
+check "documents show all of them" bash -c "[ \$(ls drawn | wc -l) -eq \$(ls '$pictures'/*.svg | wc -l) ]"
 
 refuse 2 '--from: .*tpp' plan "${tiny[@]}" --from tpp=2 --to tp=1
 refuse 2 '--rank: wanted a rank from 0 to 3, found 9' plan "${tiny[@]}" --from tp=2 --to tp=4 --rank 9
