@@ -14,8 +14,8 @@ seq 1 20000 >"$folder/data"
 
 # name, model, layout without the axis, layout with it, the least ratio of speeds that is wanted
 rows="
-sp llama-tiny tp=2 tp=2,sp=on 0.9
-cp llama-tiny dp=2 cp=2 0.75
+sp llama-tiny tp=2 tp=2,sp=on 0.8
+cp llama-tiny dp=2 cp=2 0.65
 vpp llama-tiny pp=2 pp=2,vpp=2 0.9
 zero1 llama-tiny dp=2 dp=2,zero=1 0.9
 zero2 llama-tiny dp=2 dp=2,zero=2 0.75
