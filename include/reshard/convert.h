@@ -33,7 +33,8 @@ typedef struct rs_convert_options {
     const char *hub;    /* safetensors: a folder whose configuration and tokenizer are copied too;
                            NULL: none */
     const char *layout; /* universal: the layout that it is for, of which tp, pp, dp and zero
-                           count; NULL: the source's */
+                           count; NULL: the source's. native: a file for each rank of it, with what
+                           the rank would save; NULL: as one rank's */
     const char *rules;  /* universal: path of a rules file that says how tensors are cut */
     const char *universal_version;                    /* "0.2" (NULL) or "0.4" */
     void (*warn)(void *context, const char *warning); /* what is not as one would expect; may be

@@ -129,6 +129,14 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_C
  */
 rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out) RS_MUST_CHECK;
 
+/*
+ * The model that a space of these names is of, by its facts, names and shapes: what rs_model_space
+ * makes of it has the same tensors. Numbers that leave no trace in the state are those of no model
+ * (experts_per_token is 1, norm_eps 0). RS_ERR_NOT_FOUND: a fact that is not there;
+ * RS_ERR_MISMATCH: no model has such numbers.
+ */
+rs_status rs_model_of_space(const rs_space *space, rs_model *out) RS_MUST_CHECK;
+
 #ifdef __cplusplus
 }
 #endif

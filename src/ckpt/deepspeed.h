@@ -70,6 +70,13 @@ typedef struct rs_ds_part {
     int tp;
 } rs_ds_part;
 
+/* A parameter in a parameter group of a pipeline stage. */
+typedef struct rs_ds_member {
+    const char *name;
+    int stage;
+    size_t group;
+} rs_ds_member;
+
 typedef struct rs_ds_reader {
     rs_catalog *catalog;
     const rs_place *place;
@@ -88,8 +95,14 @@ typedef struct rs_ds_reader {
     rs_ds_model *models; /* [pp * tp] */
     rs_pool pool;
     json_t *groups; /* extras: parameter groups */
-    int64_t left;   /* values that may still go into the extras */
-    double step;    /* of the optimizer; negative: none yet */
+    struct {
+        rs_ds_member *items;
+        size_t count, capacity;
+    } members;
+    rs_names member_names;
+    size_t members_unknown; /* parameters whose group nothing says */
+    int64_t left;           /* values that may still go into the extras */
+    double step;            /* of the optimizer; negative: none yet */
     bool step_differs;
     int64_t global_steps, skipped_steps; /* -1 */
     struct {
@@ -160,6 +173,18 @@ rs_status rs_ds_add_part(rs_ds_reader *reader, const rs_ds_file *file, const cha
 /* The optimizer's step of a group: a tensor of one element, or a number. */
 rs_status rs_ds_add_step(rs_ds_reader *reader, const rs_torch *torch, int mp, int dp,
     const char *name, const char *role, const rs_value *value) RS_MUST_CHECK;
+
+/* The parameter is in that group of the stage's optimizer. */
+rs_status rs_ds_note_member(
+    rs_ds_reader *reader, int mp, size_t group, const char *name) RS_MUST_CHECK;
+
+/* All of param_shapes, by the `params` of `groups`, which number the flat buffers that param_shapes
+ * lists; `by_number`: lists as long as `groups` are of these. */
+rs_status rs_ds_note_members(
+    rs_ds_reader *reader, int mp, const rs_value *groups, bool by_number) RS_MUST_CHECK;
+
+/* Puts the names into the groups of the extras. */
+rs_status rs_ds_name_groups(rs_ds_reader *reader) RS_MUST_CHECK;
 
 /* "param_groups.2", with its pipeline stage where there are several; in the pool. */
 rs_status rs_ds_group_name(

@@ -142,6 +142,7 @@ static rs_status finish_extras(rs_ds_reader *reader)
         rs_catalog_extra(reader->catalog, "tag", json_string(rs_path_base(reader->place->path))));
     if (json_array_size(reader->groups) > 0)
         RS_TRY(rs_catalog_extra(reader->catalog, "param_groups", json_incref(reader->groups)));
+    RS_TRY(rs_ds_name_groups(reader));
     if (reader->bf16_optimizer)
         RS_TRY(rs_catalog_extra(reader->catalog, "optimizer", json_string("BF16_Optimizer")));
     if (reader->left <= 0)
@@ -187,6 +188,8 @@ void rs_ds_reader_fini(rs_ds_reader *reader)
     free(reader->files.items);
     free(reader->shared.items);
     free(reader->parts.items);
+    free(reader->members.items);
+    rs_names_fini(&reader->member_names);
     json_decref(reader->groups);
     rs_assembly_fini(&reader->assembly);
     rs_rules_fini(&reader->rules);

@@ -194,6 +194,8 @@ static rs_status place_group(const group_file *g, const char *role, const flat *
         int64_t begin = rs_max64(at, first), end = rs_min64(at + param->elements, last);
         const char *name;
         RS_TRY(expert_name(g, param->name, &name));
+        if (strcmp(role, "master") == 0)
+            RS_TRY(rs_ds_note_member(g->reader, g->mp, g->number, name));
         /* Also those that this rank has nothing of, so that an empty one is known. */
         RS_TRY(
             add_range(g->reader, name, param, role, g->mp, f, begin - at, end - at, begin - first));
@@ -573,6 +575,9 @@ rs_status rs_ds_read_flat_params(
     if (!rs_value_is_sequence(p.masters))
         return rs_ds_malformed(torch, "has no list \"fp32_flat_groups\"");
     p.groups = p.masters->count;
+    if (file->dp == 0)
+        RS_TRY(rs_ds_note_members(reader, file->mp, rs_value_get(inner, "param_groups"),
+            p.groups != reader->models[file->mp].group_count));
     int64_t *lengths = rs_calloc(p.groups, sizeof *lengths);
     p.buffers = rs_calloc(p.groups, sizeof *p.buffers);
     rs_status status = RS_OK;

@@ -196,9 +196,11 @@ static rs_status match_and_add(plain *p, matching *m, bool experts)
                         ways == 0 ? "no assignment" : "more than one assignment"),
             out);
     for (size_t i = 0; i < m->count; i++)
-        if (m->group_of[i] >= 0)
-            RS_TRY_GOTO(
-                add_state(p, m->params[i], numbers[m->group_of[i]], (size_t)m->slot_of[i]), out);
+        if (m->group_of[i] >= 0) {
+            size_t group = numbers[m->group_of[i]];
+            RS_TRY_GOTO(rs_ds_note_member(p->reader, p->mp, group, m->params[i]->name), out);
+            RS_TRY_GOTO(add_state(p, m->params[i], group, (size_t)m->slot_of[i]), out);
+        }
 out:
     free(groups);
     free(numbers);
@@ -408,6 +410,8 @@ static rs_status read_flat_masters(plain *p, const rs_value *flat)
             for (size_t i = 0; i < model->groups[g].count; i++) {
                 const rs_ds_param *param = &model->groups[g].items[i];
                 int id;
+                if (k == 0)
+                    RS_TRY(rs_ds_note_member(reader, p->mp, g, param->name));
                 RS_TRY(rs_assembly_local(&reader->assembly, param->name, role,
                     rs_ds_tp_of(reader, p->mp), p->copy, t.dtype, param->ndim, param->shape, &id));
                 RS_TRY(rs_assembly_range(&reader->assembly, id, 0, param->elements, t.storage->file,

@@ -157,8 +157,8 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
     w->whole = writer->whole && !w->options->weights_only;
     if (w->options->layout != NULL && !writer->layout)
         return rs_error_set(RS_ERR_ARGUMENT,
-            "layout \"%s\": what is written as %s is for no layout and loaded under any; only "
-            "universal checkpoints are for one",
+            "layout \"%s\": what is written as %s is for no layout; native and universal "
+            "checkpoints can be for one",
             w->options->layout, writer->name);
     w->extras = json_deep_copy(w->catalog->extras);
     if (w->extras == NULL)

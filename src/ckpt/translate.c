@@ -28,6 +28,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/cast.h"
+#include "ckpt/groups.h"
 #include "ckpt/logical.h"
 
 #define ROLES_MOST 64
@@ -405,6 +406,23 @@ static rs_status add_pieces_in(inward *w, const item *of)
     return RS_OK;
 }
 
+/* The parameter groups of the new names, in the order of the space. */
+static rs_status regroup_in(const inward *w)
+{
+    rs_regroup r;
+    rs_status status = rs_regroup_begin(&r, w->t.from);
+    for (int t = 0; r.merged != NULL && t < rs_space_tensor_count(w->t.space); t++)
+        for (size_t i = 0; i < w->list.count && status == RS_OK; i++)
+            for (size_t p = 0; p < w->list.items[i].foreign.count && status == RS_OK; p++)
+                if (w->list.items[i].foreign.parts[p].tensor == t)
+                    status = rs_regroup_is(&r, rs_space_tensor(w->t.space, t)->name,
+                        about(w->t.from, w->list.items[i].id)->name);
+    if (status == RS_OK)
+        status = rs_regroup_end(&r, w->t.to);
+    rs_regroup_fini(&r);
+    return status;
+}
+
 rs_status rs_translate_in(const rs_catalog *from, const rs_dialect *dialect, const rs_space *space,
     bool lenient, rs_catalog **out)
 {
@@ -424,6 +442,7 @@ rs_status rs_translate_in(const rs_catalog *from, const rs_dialect *dialect, con
     RS_TRY_GOTO(rs_logical_set_model(w.t.to, space), out);
     for (size_t i = 0; i < w.list.count; i++)
         RS_TRY_GOTO(add_pieces_in(&w, &w.list.items[i]), out);
+    RS_TRY_GOTO(regroup_in(&w), out);
 out:
     for (size_t i = 0; i < w.list.count; i++)
         rs_foreign_fini(&w.list.items[i].foreign);
@@ -536,6 +555,23 @@ static rs_status keep_others(translation *t)
     return RS_OK;
 }
 
+static rs_status regroup_out(const translation *t, const rs_foreign_list *list)
+{
+    rs_regroup r;
+    rs_status status = rs_regroup_begin(&r, t->from);
+    for (size_t i = 0; r.merged != NULL && i < list->count; i++)
+        for (size_t p = 0; p < list->items[i].count && status == RS_OK; p++) {
+            const rs_foreign_part *part = &list->items[i].parts[p];
+            if (rs_catalog_find(t->to, list->items[i].name, "param") >= 0)
+                status = rs_regroup_is(
+                    &r, list->items[i].name, rs_space_tensor(t->space, part->tensor)->name);
+        }
+    if (status == RS_OK)
+        status = rs_regroup_end(&r, t->to);
+    rs_regroup_fini(&r);
+    return status;
+}
+
 rs_status rs_translate_out(
     const rs_catalog *from, const rs_dialect *dialect, const rs_space *space, rs_catalog **out)
 {
@@ -548,6 +584,8 @@ rs_status rs_translate_out(
             status = add_foreign(&t, &list.items[i], t.roles[r]);
     if (status == RS_OK)
         status = keep_others(&t);
+    if (status == RS_OK)
+        status = regroup_out(&t, &list);
     rs_foreign_list_fini(&list);
     return t.to != NULL ? end(&t, status, out) : status;
 }

@@ -14,27 +14,38 @@
  * Invariants:
  * 1. Every parameter that the model files name has its folder, and every folder its fp32.pt.
  * 2. Any state's file is read, whatever its name.
+ * 3. What a conversion was interrupted in is refused: every parameter that has fragments in `tmp`
+ *    has its folder.
  *
  * Specification: docs/formats/deepspeed-universal.md.
  */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "ckpt/deepspeed.h"
 #include "ckpt/deepspeed_derive.h"
+#include "ckpt/groups.h"
 #include "ckpt/torch_read.h"
 #include "ckpt/value_json.h"
 
 #define NEST_MOST 8
 
+/* What ds_to_universal works in, and nothing else: the names of parameters, then of ranks. */
+static bool has_fragments(const rs_place *place)
+{
+    return place->count == 1 && rs_place_has_folder(place, "tmp");
+}
+
 bool rs_universal_probe(const rs_place *place)
 {
-    return place->folder && rs_place_has(place, "zero") && rs_place_has_folder(place, "zero");
+    return place->folder && (rs_place_has_folder(place, "zero") || has_fragments(place));
 }
 
 /* The whole shape of a parameter, if a model file has it uncut. */
@@ -199,6 +210,11 @@ static rs_status read_common(rs_ds_reader *reader, const char *folder)
         if (rs_value_get(root, keys[i]) != NULL)
             status = rs_catalog_extra(reader->catalog, keys[i],
                 rs_value_json(rs_value_get(root, keys[i]), &reader->left));
+    const rs_value *inner = rs_value_get(rs_value_get(root, "optimizer_state_dict"), RS_GROUPS);
+    const rs_value *groups = rs_value_get(root, RS_GROUPS);
+    for (int mp = 0; reader->models != NULL && mp < reader->pp * reader->tp; mp++)
+        if (status == RS_OK)
+            status = rs_ds_note_members(reader, mp, groups != NULL ? groups : inner, true);
     if (status == RS_OK && reader->step < 0) { /* ZeRO-3 has no step.pt */
         const rs_value *state = rs_value_get(rs_value_get(root, "optimizer_state_dict"), "state");
         note_step(reader, &torch, rs_value_get(rs_value_get_index(state, 0), "step"));
@@ -221,6 +237,67 @@ static rs_status check_names(const rs_ds_reader *reader)
                         reader->place->path, name);
             }
     return RS_OK;
+}
+
+/* The ranks whose fragments "fp32.NN" of a parameter are there, in the order of their numbers. */
+static rs_status list_fragments(const char *folder, rs_text *out)
+{
+    rs_place place;
+    RS_TRY(rs_place_init(&place, folder));
+    long last = -1;
+    for (bool more = true; more;) { /* names sort as text, numbers do not */
+        long least = LONG_MAX;
+        size_t at = 0;
+        for (const char *name; (name = rs_place_match(&place, "fp32.", "", &at)) != NULL; at++) {
+            long number = strtol(name + 5, NULL, 10);
+            if (number > last && number < least)
+                least = number;
+        }
+        more = least < LONG_MAX;
+        last = least;
+        if (more)
+            rs_text_append(out, "%s%ld", out->length > 0 ? ", " : "", least);
+    }
+    rs_place_fini(&place);
+    return out->status;
+}
+
+/* A parameter that has fragments and no merged state. */
+static rs_status check_merged(const rs_ds_reader *reader, const char *folder, const char *name)
+{
+    char merged[4096], inside[4096];
+    rs_text ranks = {0};
+    rs_status status = RS_OK;
+    snprintf(merged, sizeof merged, "%s/zero/%s/fp32.pt", reader->place->path, name);
+    if (access(merged, F_OK) == 0)
+        return RS_OK;
+    snprintf(inside, sizeof inside, "%s/%s/0", folder, name);
+    if (rs_is_folder(inside))
+        status = list_fragments(inside, &ranks);
+    if (status == RS_OK)
+        status = rs_error_set(RS_ERR_MALFORMED,
+            "%s: the conversion that wrote it was interrupted: of \"%s\" there are only fragments "
+            "in \"tmp\", of data-parallel ranks %s; what it was made from can be converted again",
+            reader->place->path, name, ranks.length > 0 ? ranks.data : "unknown");
+    rs_text_fini(&ranks);
+    return status;
+}
+
+static rs_status check_fragments(const rs_ds_reader *reader)
+{
+    rs_place place;
+    char *folder = NULL;
+    if (!rs_place_has_folder(reader->place, "tmp"))
+        return RS_OK;
+    RS_TRY(rs_path_join(reader->place->path, "tmp", &folder));
+    rs_status status = rs_place_init(&place, folder);
+    if (status == RS_OK) {
+        for (size_t i = 0; i < place.count && status == RS_OK; i++)
+            status = check_merged(reader, folder, place.names[i]);
+        rs_place_fini(&place);
+    }
+    free(folder);
+    return status;
 }
 
 static rs_status read_models(rs_ds_reader *reader)
@@ -251,6 +328,7 @@ static rs_status read_all(rs_ds_reader *reader, const rs_checkpoint_options *opt
 {
     char *folder;
     RS_TRY(rs_ds_scan(reader));
+    RS_TRY(check_fragments(reader));
     if (options->rules != NULL)
         RS_TRY(rs_rules_add_file(&reader->rules, options->rules));
     RS_TRY(read_models(reader));

@@ -77,6 +77,33 @@ static void add_needed(const rs_universal *u, rs_bytes *p)
     rs_pickle_dict_end(p);
 }
 
+/* The arguments of the run (Megatron's, kept by the client) and DeepSpeed's configuration say the
+ * layout that was; in their place comes the one that it is for. What a batch is stays: samples a
+ * step, not steps of accumulation. */
+static json_t *for_layout(const rs_universal *u, const char *key, const json_t *value)
+{
+    const struct {
+        const char *key;
+        int64_t value; /* -1: of a rank, or of the old world alone: it goes */
+    } rows[] = {{"tensor_model_parallel_size", u->tp}, {"pipeline_model_parallel_size", u->pp},
+        {"transformer_pipeline_model_parallel_size", u->pp}, {"model_parallel_size", u->tp},
+        {"data_parallel_size", u->dp}, {"world_size", (int64_t)u->tp * u->pp * u->dp}, {"rank", -1},
+        {"local_rank", -1}, {"data_parallel_rank", -1},
+        {"virtual_pipeline_model_parallel_size", -1}, {"gradient_accumulation_steps", -1}};
+    json_t *copy = json_deep_copy(value);
+    if (!u->moved || (strcmp(key, "args") != 0 && strcmp(key, "ds_config") != 0))
+        return copy;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (json_object_get(copy, rows[i].key) == NULL)
+            continue;
+        if (rows[i].value < 0)
+            json_object_del(copy, rows[i].key);
+        else
+            json_object_set_new(copy, rows[i].key, json_integer((json_int_t)rows[i].value));
+    }
+    return copy;
+}
+
 static void add_client(const rs_universal *u, rs_bytes *p)
 {
     const char *key;
@@ -85,8 +112,10 @@ static void add_client(const rs_universal *u, rs_bytes *p)
     {
         if (is_elsewhere(key))
             continue;
+        json_t *meant = for_layout(u, key, value);
         rs_pickle_text(p, key);
-        rs_pickle_json(p, value);
+        rs_pickle_json(p, meant);
+        json_decref(meant);
     }
 }
 
@@ -176,20 +205,24 @@ static bool is_frozen(const rs_universal *u, const rs_logical *t)
     return strcmp(t->role, "param") == 0 && rs_names_find(&u->masters, t->name) < 0;
 }
 
-/* param_shapes of what the optimizer has, and of the rest frozen_param_shapes. */
+/* param_shapes of what the optimizer has, group by group, and of the rest frozen_param_shapes. */
 static void add_shapes(rs_universal *u, rs_bytes *p, bool first)
 {
+    size_t groups = u->grouped ? json_array_size(u->groups) : 1;
     rs_pickle_text(p, "param_shapes");
     rs_pickle_list(p);
-    rs_pickle_ordered(p);
-    for (size_t i = 0; i < u->w->tensors.count && first; i++) {
-        const rs_logical *t = &u->w->tensors.items[i];
-        if (strcmp(t->role, "master") != 0)
-            continue;
-        rs_pickle_text(p, t->name);
-        rs_pickle_size(p, t->ndim, t->shape);
+    for (size_t g = 0; g < groups; g++) {
+        rs_pickle_ordered(p);
+        for (size_t i = 0; i < u->w->tensors.count && first; i++) {
+            const rs_logical *t = &u->w->tensors.items[i];
+            if (strcmp(t->role, "master") != 0 ||
+                (u->grouped && rs_names_find(&u->members, t->name) != (int)g))
+                continue;
+            rs_pickle_text(p, t->name);
+            rs_pickle_size(p, t->ndim, t->shape);
+        }
+        rs_pickle_dict_end(p);
     }
-    rs_pickle_dict_end(p);
     rs_pickle_list_end(p);
     rs_pickle_text(p, "frozen_param_shapes");
     rs_pickle_ordered(p);

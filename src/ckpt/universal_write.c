@@ -26,6 +26,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "ckpt/cast.h"
+#include "ckpt/groups.h"
 #include "ckpt/publish.h"
 #include "reshard/layout.h"
 
@@ -62,6 +63,9 @@ static rs_status find_layout(rs_universal *u)
     u->pp = layout.pp;
     u->dp = layout.dp;
     u->stage = layout.zero;
+    text = u->w->catalog->layout;
+    u->moved = text == NULL || rs_layout_parse(text, &layout) != RS_OK || layout.tp != u->tp ||
+               layout.pp != u->pp || layout.dp != u->dp;
     return RS_OK;
 }
 
@@ -204,33 +208,29 @@ static rs_status check_tensors(rs_universal *u)
     return RS_OK;
 }
 
-/* The parameter groups of the first pipeline stage, as DeepSpeed has them. */
-static const json_t *groups_of(const rs_universal *u)
+/* The parameter groups as DeepSpeed has them: those of all pipeline stages where they are alike,
+ * else those of the first. */
+static rs_status find_groups(rs_universal *u)
 {
-    const json_t *groups = json_object_get(u->extras, "param_groups");
-    return json_is_array(json_array_get(groups, 0)) ? json_array_get(groups, 0) : groups;
-}
-
-/* True if pipeline stages have other options than the first, whose groups are written. */
-static bool stages_differ(const rs_universal *u)
-{
-    const json_t *stages = json_object_get(u->extras, "param_groups"), *first = groups_of(u);
-    size_t s, g;
-    json_t *groups, *group;
-    if (stages == first)
-        return false;
-    json_array_foreach(stages, s, groups) json_array_foreach(groups, g, group)
-    {
-        json_t *a = json_copy(group), *b = json_copy(json_array_get(first, g));
-        json_object_del(a, "params");
-        json_object_del(b, "params");
-        bool equal = a != NULL && b != NULL && json_equal(a, b);
-        json_decref(a);
-        json_decref(b);
-        if (!equal)
-            return true;
-    }
-    return false;
+    const json_t *groups = json_object_get(u->extras, RS_GROUPS);
+    u->groups = rs_groups_merged(groups);
+    u->stages_differ = u->groups == NULL && json_array_size(groups) > 0;
+    if (u->stages_differ)
+        u->groups = json_deep_copy(json_array_get(groups, 0));
+    if (u->groups == NULL)
+        u->groups = json_array();
+    if (u->groups == NULL)
+        return rs_error_memory(64);
+    RS_TRY(rs_groups_index(u->groups, &u->members));
+    json_t *group;
+    size_t g;
+    json_array_foreach(u->groups, g, group) if (json_object_get(group, "params") == NULL)
+        json_object_set_new(group, "params", json_pack("[I]", (json_int_t)g));
+    u->grouped = json_array_size(u->groups) > 0;
+    for (size_t i = 0; i < u->w->tensors.count && u->grouped; i++)
+        if (is_role(&u->w->tensors.items[i], "master"))
+            u->grouped = rs_names_find(&u->members, u->w->tensors.items[i].name) >= 0;
+    return RS_OK;
 }
 
 /* The learning rate of a run of reshard's own trainer; NULL. */
@@ -294,16 +294,21 @@ static rs_status warn(rs_universal *u)
         rs_writing_warn(u->w, "the weights themselves are not in this form: they are the masters "
                               "rounded, as DeepSpeed "
                               "makes them on loading");
-    if (u->stage == 3 && json_array_size(groups_of(u)) > 1)
+    if (u->stage == 3 && json_array_size(u->groups) > 1)
         rs_writing_warn(u->w,
             "of its %zu parameter groups DeepSpeed gives the options of the first to all under "
             "ZeRO-3, "
             "and 0.14.5 loads one group alone",
-            json_array_size(groups_of(u)));
-    if (stages_differ(u))
+            json_array_size(u->groups));
+    if (u->stages_differ)
         rs_writing_warn(u->w, "the pipeline's stages have parameter groups of different options: "
                               "those of the first are written");
-    if (json_array_size(groups_of(u)) == 0 && rate_of(u) == NULL)
+    if (json_array_size(u->groups) > 1 && !u->grouped)
+        rs_writing_warn(u->w,
+            "nothing says which parameters the source's %zu parameter groups have: that is not "
+            "carried",
+            json_array_size(u->groups));
+    if (json_array_size(u->groups) == 0 && rate_of(u) == NULL)
         rs_writing_warn(
             u->w, "the source has no parameter groups: learning rates are those of the new run");
     if (u->step < 0)
@@ -410,14 +415,21 @@ static rs_status write_params(rs_universal *u)
     return RS_OK;
 }
 
-/* The groups; of a source without any one with the learning rate that it says. */
-static void add_groups(const rs_universal *u, rs_bytes *p)
+/* The first `most` groups; of a source without any one with the learning rate that it says. */
+static void add_groups(const rs_universal *u, rs_bytes *p, size_t most)
 {
-    const json_t *groups = groups_of(u);
     const json_t *rate = rate_of(u);
-    rs_pickle_text(p, "param_groups");
-    if (json_array_size(groups) > 0) {
+    rs_pickle_text(p, RS_GROUPS);
+    if (json_array_size(u->groups) > 0) {
+        /* The names stand in the model files' param_shapes; an optimizer would take them for an
+         * option. */
+        json_t *groups = json_deep_copy(u->groups), *group;
+        size_t g;
+        json_array_foreach(groups, g, group) json_object_del(group, RS_GROUP_NAMES);
+        while (json_array_size(groups) > most)
+            json_array_remove(groups, most);
         rs_pickle_json(p, groups);
+        json_decref(groups);
         return;
     }
     rs_pickle_list(p);
@@ -434,7 +446,8 @@ static void add_groups(const rs_universal *u, rs_bytes *p)
     rs_pickle_list_end(p);
 }
 
-/* What ZeRO-3 looks for: the step under every number that the groups name, and the groups. */
+/* What ZeRO-3 looks for: the step under every number that the groups name, and the first group:
+ * DeepSpeed takes no other's options, and 0.14.5 refuses another number of them than its own. */
 static rs_status add_inner(const rs_universal *u, rs_torch_make *make)
 {
     rs_bytes *p = &make->pickle;
@@ -444,7 +457,7 @@ static rs_status add_inner(const rs_universal *u, rs_torch_make *make)
     rs_pickle_dict(p);
     rs_pickle_text(p, "state");
     rs_pickle_dict(p);
-    json_array_foreach(groups_of(u), i, group) json_array_foreach(
+    json_array_foreach(u->groups, i, group) json_array_foreach(
         json_object_get(group, "params"), k, number) if (json_is_integer(number)) count =
         count > (size_t)json_integer_value(number) ? count : (size_t)json_integer_value(number) + 1;
     for (i = 0; i < (count > 0 && count < 65536 ? count : 1); i++) {
@@ -455,7 +468,7 @@ static rs_status add_inner(const rs_universal *u, rs_torch_make *make)
         rs_pickle_dict_end(p);
     }
     rs_pickle_dict_end(p);
-    add_groups(u, p);
+    add_groups(u, p, 1);
     rs_pickle_dict_end(p);
     return RS_OK;
 }
@@ -480,7 +493,7 @@ static rs_status write_common(rs_universal *u)
     rs_pickle_int(p, u->stage);
     rs_pickle_text(p, "ds_version");
     rs_pickle_text(p, version != NULL ? version : rs_universal_writer(u));
-    add_groups(u, p);
+    add_groups(u, p, SIZE_MAX);
     if (u->stage == 3)
         RS_TRY_GOTO(add_inner(u, &make), fail);
     rs_pickle_dict_end(p);
@@ -517,6 +530,7 @@ static rs_status prepare(rs_universal *u)
     RS_TRY(find_rules(u));
     RS_TRY(find_layout(u));
     RS_TRY(index_tensors(u));
+    RS_TRY(find_groups(u));
     RS_TRY(find_step(u));
     find_tag(u);
     RS_TRY(check_tensors(u));
@@ -556,6 +570,8 @@ static void fini(rs_writing *w)
     free(u->files.items);
     rs_rules_fini(&u->rules);
     rs_names_fini(&u->masters);
+    rs_names_fini(&u->members);
+    json_decref(u->groups);
     free(u->index);
     free(u);
 }

@@ -19,11 +19,16 @@ typedef struct rs_universal {
     bool ruled;          /* the rules say how tensors are cut */
     const char *version; /* "0.2" or "0.4" */
     int tp, pp, dp;
+    bool moved;      /* these are not the source's */
     int stage;       /* 3: ZeRO-3's form; else that of ZeRO 0 to 2 */
     int64_t step;    /* -1: none is known */
     int step_tensor; /* a tensor that says it, -1: it is a number */
     char tag[300];
-    rs_names masters; /* name -> tensor of role master */
+    rs_names masters;   /* name -> tensor of role master */
+    json_t *groups;     /* the optimizer's parameter groups: a list */
+    rs_names members;   /* name -> its group */
+    bool grouped;       /* every parameter has one */
+    bool stages_differ; /* pipeline stages in their groups' options */
     struct {
         rs_torch_make *items; /* by the output's number */
         size_t count, capacity;

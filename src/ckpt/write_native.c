@@ -1,6 +1,7 @@
 /*
- * Writing a native checkpoint from any other: one rank's, in files of a bounded size, and the
- * manifest that a save would write (native_commit.c).
+ * Writing a native checkpoint from any other, with the manifest that a save would write
+ * (native_commit.c): one rank's, in files of a bounded size, or with --layout the files that the
+ * ranks of a job under it would save, each the cells that it counts (native_save.c).
  *
  * A tensor is cut into shards along its first dimensions. So a checksum covers a bounded number of
  * bytes, and can be taken by one process however many convert.
@@ -15,9 +16,12 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "ckpt/axes.h"
 #include "ckpt/native_names.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/writer.h"
+#include "reshard/certificate.h"
+#include "reshard/layout.h"
 
 #define JOB "convert"
 #define SHARD_BYTES ((int64_t)64 << 20)
@@ -28,7 +32,7 @@ typedef struct shard {
     rs_logical is;
     const char *tensor; /* name */
     size_t part;        /* of the output */
-    int file;
+    int rank;           /* whose file it is in */
 } shard;
 
 typedef struct own {
@@ -37,8 +41,13 @@ typedef struct own {
         shard *items;
         size_t count, capacity;
     } shards;
-    int files;
+    struct {
+        int *items; /* the rank of each file */
+        size_t count, capacity;
+    } files;
     rs_space *space;
+    char layout[RS_LAYOUT_TEXT]; /* that it is laid out for, if one is asked for */
+    int world;
 } own;
 
 /* ---- names ---- */
@@ -117,9 +126,15 @@ static rs_status cut(own *o, const rs_logical *tensor, const rs_box *box, int di
     return RS_OK;
 }
 
+/* Bytes of a shard at most. */
+static int64_t cut_bytes(const rs_writing *w)
+{
+    return rs_max64(SHARD_BYTES, rs_round_up(w->report.bytes / SHARDS_MOST, SHARD_BYTES));
+}
+
 static rs_status cut_all(const rs_writing *w, own *o)
 {
-    int64_t bytes = rs_max64(SHARD_BYTES, rs_round_up(w->report.bytes / SHARDS_MOST, SHARD_BYTES));
+    int64_t bytes = cut_bytes(w);
     for (size_t i = 0; i < w->tensors.count; i++) {
         const rs_logical *t = &w->tensors.items[i];
         RS_TRY(cut(o, t, &t->box, 0, bytes / (int64_t)rs_dtype_size(t->dtype)));
@@ -129,9 +144,10 @@ static rs_status cut_all(const rs_writing *w, own *o)
 
 /* ---- files ---- */
 
-static rs_status plan_file(rs_writing *w, own *o, const char *folder, size_t first, size_t end)
+static rs_status plan_file(
+    rs_writing *w, own *o, const char *folder, int rank, size_t first, size_t end)
 {
-    char name[RS_NATIVE_NAME], path[2 * RS_NATIVE_NAME + 1], rank[16];
+    char name[RS_NATIVE_NAME], path[2 * RS_NATIVE_NAME + 1], number[16];
     size_t count = end - first;
     rs_status status = RS_OK;
     const rs_logical **tensors = rs_calloc(count, sizeof *tensors);
@@ -143,22 +159,117 @@ static rs_status plan_file(rs_writing *w, own *o, const char *folder, size_t fir
         tensors[i] = &o->shards.items[first + i].is;
         names[i] = tensors[i]->name;
     }
-    snprintf(rank, sizeof rank, "%d", o->files);
-    const rs_safetensors_note notes[] = {{"format", "reshard"}, {"job", JOB}, {"rank", rank}};
-    snprintf(path, sizeof path, "%s/%s", folder, rs_native_file_name(o->files, name));
+    snprintf(number, sizeof number, "%d", rank);
+    const rs_safetensors_note notes[] = {{"format", "reshard"}, {"job", JOB}, {"rank", number}};
+    snprintf(path, sizeof path, "%s/%s", folder, rs_native_file_name(rank, name));
     RS_TRY_GOTO(rs_output_file(&w->output, path), out);
     RS_TRY_GOTO(rs_safetensors_output(&w->output, tensors, names, count, notes, 3,
                     RS_OUTPUT_XXH3 | RS_OUTPUT_CONTENT, parts),
         out);
     for (size_t i = 0; i < count; i++) {
         o->shards.items[first + i].part = parts[i];
-        o->shards.items[first + i].file = o->files;
+        o->shards.items[first + i].rank = rank;
     }
-    o->files++;
+    RS_TRY_GOTO(RS_LIST_RESERVE_ONE(&o->files), out);
+    o->files.items[o->files.count++] = rank;
 out:
     free(tensors);
     free(names);
     free(parts);
+    return status;
+}
+
+/* One rank's, file after file. */
+static rs_status plan_one(rs_writing *w, own *o, const char *folder)
+{
+    RS_TRY(cut_all(w, o));
+    int64_t most = rs_writing_shard_bytes(w);
+    for (size_t first = 0, end; first < o->shards.count; first = end) {
+        int64_t bytes = 0;
+        for (end = first; end < o->shards.count; end++) {
+            int64_t more = o->shards.items[end].is.bytes;
+            if (end > first && bytes + more > most)
+                break;
+            bytes += more;
+        }
+        RS_TRY(plan_file(w, o, folder, (int)o->files.count, first, end));
+    }
+    return RS_OK;
+}
+
+/* ---- a layout's ranks ---- */
+
+/* For each tensor and role of the space the one that is written; -1: there is none. */
+static rs_status index_tensors(const rs_writing *w, const rs_space *space, int **out)
+{
+    size_t roles = (size_t)rs_space_role_count(space);
+    size_t count = roles * (size_t)rs_space_tensor_count(space);
+    int *index = rs_calloc(count, sizeof *index);
+    if (index == NULL)
+        return rs_error_memory(count * sizeof *index);
+    for (size_t i = 0; i < count; i++)
+        index[i] = -1;
+    for (size_t i = 0; i < w->tensors.count; i++) {
+        int t = rs_space_find_tensor(space, w->tensors.items[i].name);
+        int r = rs_space_find_role(space, w->tensors.items[i].role);
+        index[(size_t)t * roles + (size_t)r] = (int)i;
+    }
+    *out = index;
+    return RS_OK;
+}
+
+/* The shards of one rank: what no lower one has. */
+static rs_status cut_rank(
+    const rs_writing *w, own *o, const rs_placement *placement, const int *index, int rank)
+{
+    int64_t most = cut_bytes(w);
+    int roles = rs_space_role_count(o->space);
+    rs_sums *sums = NULL;
+    size_t count;
+    rs_status status = RS_OK;
+    RS_TRY(rs_sums_create(placement, rank, &sums));
+    const rs_cell *cells = rs_sums_cells(sums, &count);
+    for (size_t i = 0; i < count && status == RS_OK; i++) {
+        const rs_cell *cell = &cells[i];
+        if (!cell->counted || rs_box_is_empty(&cell->box))
+            continue;
+        const rs_logical *t = &w->tensors.items[index[cell->tensor * roles + cell->role]];
+        status = cut(o, t, &cell->box, 0, most / (int64_t)rs_dtype_size(t->dtype));
+    }
+    rs_sums_destroy(sums);
+    return status;
+}
+
+static rs_status plan_ranks(rs_writing *w, own *o, const char *folder)
+{
+    rs_layout layout;
+    rs_space *space;
+    rs_placement *placement = NULL;
+    int *index = NULL;
+    size_t *first = NULL; /* of each rank's shards; the output borrows these when all are there */
+    rs_status status;
+    RS_TRY(rs_layout_parse(w->options->layout, &layout));
+    RS_TRY(rs_axes_give(o->space, w->options->space, &layout, &space));
+    rs_space_destroy(o->space);
+    o->space = space;
+    rs_layout_format(&layout, o->layout);
+    o->world = rs_layout_world(&layout);
+    RS_TRY_GOTO(rs_layout_placement(space, &layout, &placement), out);
+    RS_TRY_GOTO(index_tensors(w, space, &index), out);
+    first = rs_calloc((size_t)o->world + 1, sizeof *first);
+    if (first == NULL)
+        RS_TRY_GOTO(rs_error_memory((size_t)o->world * sizeof *first), out);
+    for (int rank = 0; rank < o->world; rank++) {
+        RS_TRY_GOTO(cut_rank(w, o, placement, index, rank), out);
+        first[rank + 1] = o->shards.count;
+    }
+    for (int rank = 0; rank < o->world; rank++)
+        if (first[rank + 1] > first[rank])
+            RS_TRY_GOTO(plan_file(w, o, folder, rank, first[rank], first[rank + 1]), out);
+out:
+    free(first);
+    free(index);
+    rs_placement_destroy(placement);
     return status;
 }
 
@@ -178,19 +289,7 @@ static rs_status plan(rs_writing *w)
     RS_TRY(name_odd_shapes(w, o));
     RS_TRY(rs_logical_list_space(w->catalog, &w->tensors, &o->space));
     RS_TRY(rs_native_aside_name(&name, folder));
-    RS_TRY(cut_all(w, o));
-    int64_t most = rs_writing_shard_bytes(w);
-    for (size_t first = 0, end; first < o->shards.count; first = end) {
-        int64_t bytes = 0;
-        for (end = first; end < o->shards.count; end++) {
-            int64_t more = o->shards.items[end].is.bytes;
-            if (end > first && bytes + more > most)
-                break;
-            bytes += more;
-        }
-        RS_TRY(plan_file(w, o, folder, first, end));
-    }
-    return RS_OK;
+    return w->options->layout != NULL ? plan_ranks(w, o, folder) : plan_one(w, o, folder);
 }
 
 /* ---- the manifest ---- */
@@ -217,17 +316,18 @@ static json_t *shard_json(const rs_writing *w, const shard *s)
 }
 
 /* What the manifest says of a file. */
-static rs_status record_of(const rs_writing *w, const own *o, int file, char **out)
+static rs_status record_of(const rs_writing *w, const own *o, size_t file, char **out)
 {
+    int rank = o->files.items[file];
     char name[RS_NATIVE_NAME];
     json_t *shards = json_array();
     bool bad = shards == NULL;
     for (size_t i = 0; i < o->shards.count && !bad; i++)
-        if (o->shards.items[i].file == file && o->shards.items[i].is.bytes > 0)
+        if (o->shards.items[i].rank == rank && o->shards.items[i].is.bytes > 0)
             bad = json_array_append_new(shards, shard_json(w, &o->shards.items[i])) != 0;
     json_t *root =
         bad ? NULL
-            : json_pack("{s:s,s:i,s:I,s:O}", "name", rs_native_file_name(file, name), "rank", file,
+            : json_pack("{s:s,s:i,s:I,s:O}", "name", rs_native_file_name(rank, name), "rank", rank,
                   "bytes", (json_int_t)w->output.files.items[file].bytes, "shards", shards);
     *out = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
@@ -239,23 +339,26 @@ static rs_status finish(rs_writing *w)
 {
     const own *o = w->own;
     rs_save_name name = {w->folder, step_of(w), JOB};
-    rs_save_about about = {w->catalog->layout != NULL ? w->catalog->layout : "dp=1", 1, NULL};
+    rs_save_about about = {.layout = o->layout, .world = o->world};
     char *text = NULL;
     rs_status status = RS_OK;
-    char **records = rs_calloc((size_t)o->files, sizeof *records);
+    char **records = rs_calloc(o->files.count, sizeof *records);
     if (records == NULL)
-        return rs_error_memory((size_t)o->files * sizeof *records);
-    for (int i = 0; i < o->files; i++)
+        return rs_error_memory(o->files.count * sizeof *records);
+    if (w->options->layout == NULL) {
+        about.layout = w->catalog->layout != NULL ? w->catalog->layout : "dp=1";
+        about.world = 1;
+    }
+    for (size_t i = 0; i < o->files.count; i++)
         RS_TRY_GOTO(record_of(w, o, i, &records[i]), out);
     text = json_dumps(rs_extras_of_run(w->extras), JSON_COMPACT | JSON_REAL_PRECISION(17));
     if (text == NULL)
         RS_TRY_GOTO(rs_error_memory(1), out);
     about.extras = text;
     RS_TRY_GOTO(
-        rs_save_commit(&name, o->space, &about, (const char *const *)records, (size_t)o->files),
-        out);
+        rs_save_commit(&name, o->space, &about, (const char *const *)records, o->files.count), out);
 out:
-    for (int i = 0; i < o->files; i++)
+    for (size_t i = 0; i < o->files.count; i++)
         free(records[i]);
     free(records);
     free(text);
@@ -269,9 +372,10 @@ static void fini(rs_writing *w)
         return;
     rs_pool_fini(&o->pool);
     free(o->shards.items);
+    free(o->files.items);
     rs_space_destroy(o->space);
     free(o);
 }
 
 const rs_writer rs_writer_native = {
-    .name = "native", .whole = true, .plan = plan, .finish = finish, .fini = fini};
+    .name = "native", .whole = true, .layout = true, .plan = plan, .finish = finish, .fini = fini};

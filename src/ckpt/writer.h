@@ -36,7 +36,7 @@ typedef struct rs_writing {
 typedef struct rs_writer {
     const char *name;
     bool whole;   /* takes the optimizer's state; else params alone */
-    bool layout;  /* is for one layout; the others are loaded under any */
+    bool layout;  /* can be for a layout that is asked for */
     bool masters; /* wants masters of float32 params too */
     bool buffers; /* of weights alone: with the buffers */
     bool foreign; /* under other people's names, where the source has the trainer's own */

@@ -34,6 +34,7 @@ static const cli_option options[] = {
     {CLI_FLAG, "master-from-param", NULL, "make the float32 masters that SRC lacks from its params",
         .target = offsetof(convert_args, masters)},
     {CLI_TEXT, "layout", "L",
+        "native: files as the ranks of this layout save them; unset: as one rank. "
         "deepspeed-universal: the tp, pp, dp and zero it is for; unset: as SRC",
         .target = offsetof(convert_args, layout)},
     {CLI_CHOICE, "universal-version", "V", "deepspeed-universal: of the format", "0.2",

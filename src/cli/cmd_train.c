@@ -32,7 +32,7 @@ typedef struct train_args {
     int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
     double lr, grace, dropout;
     cli_list switches, overrides;
-    const char *resume, *init, *save_on_exit;
+    const char *resume, *init, *dialect, *save_on_exit;
     int64_t save_every, keep;
     double save_minutes, orphan_minutes;
     bool tight, json;
@@ -101,6 +101,8 @@ static const cli_option train_options[] = {
         .target = AT(overrides)},
     {CLI_TEXT, "init", "PATH", "begin with the weights of this checkpoint, of any format",
         .target = AT(init)},
+    {CLI_TEXT, "dialect", "NAME|FILE", "with --init: the names that it has; unset: found",
+        .target = AT(dialect)},
 
     {CLI_HEADING, .name = "How it runs"},
     {CLI_TEXT, "job", "DIR", "the job directory: metrics, status, requests", .target = AT(job)},
@@ -194,6 +196,7 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
     o->save_on_exit = strcmp(a->save_on_exit, "on") == 0;
     o->keep = a->keep;
     o->orphan_minutes = a->orphan_minutes;
+    RS_TRY(take_text(o->init_dialect, sizeof o->init_dialect, a->dialect, "dialect"));
     return take_text(o->init, sizeof o->init, a->init, "init");
 }
 
@@ -208,6 +211,8 @@ static int check_required(const cli_command *command, const train_args *a)
     if (a->resume != NULL && a->init != NULL)
         return cli_error(command, CLI_USAGE,
             "--init: wanted without --resume: a job that goes on has its weights");
+    if (a->init == NULL && a->dialect != NULL)
+        return cli_error(command, CLI_USAGE, "--dialect: wanted only with --init");
     if (a->resume == NULL && a->overrides.count > 0)
         return cli_error(command, CLI_USAGE, "--override: wanted only with --resume");
     for (size_t i = 0; a->resume == NULL && i < sizeof rows / sizeof *rows; i++) {

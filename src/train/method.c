@@ -100,3 +100,14 @@ rs_method rs_method_of(const rs_optimizer *optimizer)
             return rows[i].method;
     return NULL;
 }
+
+json_t *rs_method_options(const rs_optimizer *optimizer, bool decay)
+{
+    double weight_decay = decay ? WEIGHT_DECAY : 0;
+    rs_method method = rs_method_of(optimizer);
+    if (method == apply_adamw)
+        return json_pack("{s:[f,f],s:f,s:f}", "betas", BETA1, BETA2, "eps", EPSILON, "weight_decay",
+            weight_decay);
+    double momentum = method == apply_muon ? RS_MUON_MOMENTUM : MOMENTUM;
+    return json_pack("{s:f,s:f}", "momentum", momentum, "weight_decay", weight_decay);
+}

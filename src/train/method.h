@@ -6,6 +6,7 @@
 #ifndef RS_TRAIN_METHOD_H
 #define RS_TRAIN_METHOD_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -35,6 +36,10 @@ rs_method rs_method_of(const rs_optimizer *optimizer);
 
 /* Whether its elements go in a direction that is made of whole matrices beforehand (muon.h). */
 bool rs_method_directs(const rs_optimizer *optimizer);
+
+/* Its constants as options of a parameter group, under PyTorch's names: a JSON object, NULL where
+ * memory ran out. `decay`: of tensors whose weights decay. */
+json_t *rs_method_options(const rs_optimizer *optimizer, bool decay);
 
 #define RS_MUON_MOMENTUM 0.95
 

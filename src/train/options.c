@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "elastic/scale.h"
+#include "reshard/dialect.h"
 #include "reshard/model.h"
 #include "train/control.h"
 #include "train/method.h"
@@ -75,6 +76,7 @@ static const member members[] = {
     TEXT_AT("hosts", hosts),
     TEXT_AT("rsh_agent", rsh_agent),
     TEXT_AT("address", address),
+    TEXT_AT("init_dialect", init_dialect),
     {"supervised", FLAG, AT(supervised), 0},
     {"fault_certificate_switch", INTEGER, AT(fault.certificate_switch), 0},
     {"fault_room_switch", INTEGER, AT(fault.room_switch), 0},
@@ -328,6 +330,11 @@ rs_status rs_train_options_check(rs_train_options *options)
     RS_TRY(check_data(options));
     if (options->job[0] == '\0')
         return rs_error_set(RS_ERR_ARGUMENT, "no job directory");
+    if (options->init_dialect[0] != '\0') {
+        rs_dialect *dialect;
+        RS_TRY(rs_dialect_load(options->init_dialect, &dialect));
+        rs_dialect_destroy(dialect);
+    }
     RS_TRY(rs_model_load(options->model, &model));
     RS_TRY(rs_model_check_trainable(&model, options->seq));
     RS_TRY(rs_train_space(options, &model, &space));

@@ -33,6 +33,7 @@
 #include "reshard/native.h"
 #include "train/attach.h"
 #include "train/comm.h"
+#include "train/group_list.h"
 #include "train/trainer.h"
 
 #define TAG_RECORD 93
@@ -147,6 +148,8 @@ char *rs_save_extras(const rs_job *job, int64_t step)
         o->lr, "warmup", (json_int_t)o->warmup, "steps", (json_int_t)o->steps, "global_batch",
         (json_int_t)o->global_batch, "micro_batch", (json_int_t)o->micro_batch, "seq",
         (json_int_t)o->seq, "samples", (json_int_t)(step * o->global_batch));
+    if (root != NULL)
+        json_object_set_new(root, "param_groups", rs_group_list(o, job->space, step));
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     return text;

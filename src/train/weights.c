@@ -1,7 +1,8 @@
 /*
- * Beginning with the weights of a checkpoint: of any format that reshard reads, under the trainer's
- * own names or those of Hugging Face. Every rank reads the boxes that it holds, and rounds or
- * widens them where the types differ. The moments are zero and the steps begin with 1.
+ * Beginning with the weights of a checkpoint: of any format that reshard reads, under the names of
+ * the dialect that is given, or of the built-in one that knows most of them. Every rank reads the
+ * boxes that it holds, and rounds or widens them where the types differ. The moments are zero and
+ * the steps begin with 1.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -120,10 +121,17 @@ static rs_status read_role(const rs_job *job, const rs_checkpoint *c, int role)
 static rs_status rename_weights(
     rs_job *job, const rs_checkpoint *checkpoint, rs_checkpoint **renamed)
 {
+    const char *named = job->options->init_dialect;
     rs_rename_options how = {.space = job->space, .lenient = true};
-    if (rs_checkpoint_is_canonical(checkpoint))
+    rs_dialect *dialect = NULL;
+    if (named[0] == '\0' && rs_checkpoint_is_canonical(checkpoint))
         return RS_OK;
-    RS_TRY(rs_checkpoint_rename(checkpoint, &how, renamed));
+    if (named[0] != '\0')
+        RS_TRY(rs_dialect_load(named, &dialect));
+    how.from = dialect;
+    rs_status status = rs_checkpoint_rename(checkpoint, &how, renamed);
+    rs_dialect_destroy(dialect);
+    RS_TRY(status);
     size_t first = rs_checkpoint_warning_count(checkpoint);
     size_t end = rs_checkpoint_warning_count(*renamed);
     for (size_t i = first; i < end && i < first + TOLD && job->rank == 0; i++)

@@ -56,10 +56,14 @@ expect 0 'wrote uni: 152 tensors' convert cvjob uni --to deepspeed-universal
 check "its pointer" test "$(cat uni/latest_universal)" = global_step3_universal
 expect 0 '^equal: 11 tensors' verify uni cvjob --roles master
 expect 0 '^equal: 22 tensors' verify uni cvjob --roles exp_avg,exp_avg_sq
-holds 'j["extras"]["step"] == 3 and j["extras"]["param_groups"] == [{"lr": 0.0003, "params": [0]}]' inspect uni --json
+# Its parameter groups: the rate of the next step, and which parameters they have.
+holds '(lambda g: j["extras"]["step"] == 3 and [x["weight_decay"] for x in g] == [0.1, 0.0] and
+    all(abs(x["lr"] - 1.2e-4) < 1e-12 and x["initial_lr"] == 3e-4 and x["betas"] == [0.9, 0.95] for x in g) and
+    "model.layers.3.mlp.down_proj.weight" in g[0]["param_names"] and g[1]["param_names"][-1] == "model.norm.weight" and
+    sum(len(x["param_names"]) for x in g) == 38)(j["extras"]["param_groups"])' inspect uni --json
 refuse 2 'not with --weights-only' convert cvjob no --to deepspeed-universal --weights-only
 refuse 1 'universal checkpoints know tp, pp, dp and zero alone' convert cvjob no --to deepspeed-universal --layout cp=2
-refuse 2 'is for no layout and loaded under any' convert cvjob no --to native --layout tp=2
+refuse 2 'is for no layout; native and universal' convert cvjob no --to safetensors --layout tp=2
 refuse 1 'nothing says how it is cut over 2' convert cvjob no --to deepspeed-universal --layout tp=2
 cat >rules.json <<'RULES'
 {"rules": [{"match": ".*embed_tokens", "split": 0, "vocabulary": 256}, {"match": ".*(o|down)_proj", "split": 1},
@@ -79,6 +83,22 @@ expect 0 'wrote bare' convert cvjob bare --to native --weights-only
 expect 0 '^equal: 11 tensors' verify bare cvjob --roles param
 check "nothing is left behind" bash -c "test -z \"\$(ls -a | grep reshard)\""
 
+# Laid out for another layout: a file for each of its ranks, which a job that has it goes on from.
+expect 0 'wrote laid: 44 tensors' convert cvjob laid --to native --layout pp=2,dp=2,zero=1
+check "the files of its ranks" test "$(ls laid/step-00000003 | tr '\n' ' ')" = "manifest.json rank-00000.safetensors \
+rank-00001.safetensors rank-00002.safetensors rank-00003.safetensors "
+expect 0 '^equal: 44 tensors' verify laid cvjob
+expect 0 'checksums: all [0-9]+ are right' verify laid
+holds 'j["layout"] == "pp=2,dp=2,zero=1"' inspect laid --json
+mkdir laidjob
+cp -r laid laidjob/checkpoints
+expect 0 'step 4/4.*pp=2,dp=2,zero=1' train --resume laidjob --steps 4 --override steps --save-on-exit off
+refuse 1 'nothing says how tp=2 cuts it' convert hf no --to native --weights-only --layout tp=2
+expect 0 'wrote flat' convert hf flat --to native --weights-only --layout dp=3,zero=3
+expect 0 '^equal: 38 tensors' verify flat hf
+expect 0 'wrote fromhf' convert hf fromhf --to native --weights-only --layout tp=4 --dialect reshard --model llama-tiny
+expect 0 '^equal: 11 tensors' verify fromhf cvjob/checkpoints/step-00000002 --roles param
+
 # Sizes with units; nothing but the right words.
 expect 0 'in [0-9]+ files' convert cvjob hf --to safetensors --force --max-shard-size 1MB --memory 1MiB
 refuse 2 '--memory: wanted bytes from 1048576 on, or with a unit' convert cvjob hf2 --to native --memory 1KiB
@@ -97,6 +117,9 @@ for ranks in 1 2 3 5; do
     check "the bytes of $ranks ranks" diff <(sums ranks1) <(sums "ranks$ranks")
 done
 expect 0 '^equal: 44 tensors' verify ranks5 cvjob
+out=$("$RS_TEST_MPIRUN" -n 3 "$reshard" convert cvjob laid3 --to native --layout pp=2,dp=2,zero=1 2>&1)
+verdict "for a layout on 3 ranks" $? "$out"
+check "the bytes of one" diff <(sums laid) <(sums laid3)
 out=$("$RS_TEST_MPIRUN" -n 3 "$reshard" convert cvjob ranks3 --to native 2>&1)
 verdict "what is there stays, said once" "$([ $? -ne 0 ] && [ "$(grep -c 'ranks3: is there already' <<<"$out")" -eq 1 ]; echo $?)" "$out"
 

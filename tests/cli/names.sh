@@ -125,11 +125,20 @@ for from in again.pt namesjob/checkpoints/step-00000002; do
     expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job "b-${from%%[./]*}" \
         --init "$from" --layout pp=2 --save-on-exit off
 done
+# Under names of one's own, where the dialect is given.
+expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job b-mine \
+    --init mine --dialect mine.json --layout tp=2 --save-on-exit off
+expect 1 'mine: the checkpoint has no .embed.weight' train --model llama-tiny --data data --seq 16 \
+    --global-batch 4 --steps 1 --job none3 --init mine --layout dp=1
+refuse 2 'dialect klingon: neither' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job none2 \
+    --init mine --dialect klingon --layout dp=1
+refuse 2 'dialect: wanted only with --init' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 \
+    --job none2 --dialect hf --layout dp=1
 check "one loss" python3 -c "
 import json
-lines = [json.loads(line) for job in ('begun', 'b-again', 'b-namesjob') for line in open(f'{job}/metrics.jsonl')]
+lines = [json.loads(line) for job in ('begun', 'b-again', 'b-namesjob', 'b-mine') for line in open(f'{job}/metrics.jsonl')]
 losses = [line['loss'] for line in lines if line.get('step') == 1 and 'loss' in line]
-assert len(losses) == 3
+assert len(losses) == 4
 assert max(losses) - min(losses) < 1e-5 * max(losses), losses"
 expect 1 'state.pt: the checkpoint has no .embed.weight' train --model llama-tiny --data data --seq 16 --global-batch 4 \
     --steps 1 --job none --init state.pt --layout dp=1

@@ -86,6 +86,47 @@ static void test_a03(void **state)
     }
 }
 
+/* A03: a conversion to a universal checkpoint that was interrupted: 12 fragments, of which "10" and
+ * "11" do not begin with a zero, and one lacks. They are no parameter, and nothing is read without
+ * it, also where others are complete. */
+static void test_fragments(void **state)
+{
+    (void)state;
+    float numbers[10];
+    int64_t ten = 10;
+    for (int merged = 0; merged < 2; merged++) {
+        char name[64];
+        mkdir(folder, 0755);
+        static const char *const folders[] = {"tmp", "tmp/w", "tmp/w/0", "zero", "zero/v"};
+        for (int i = 0; i < (merged ? 5 : 3); i++)
+            mkdir(in_folder(folder, folders[i]), 0755);
+        for (int r = 0; r < 12; r++) {
+            build b = {0};
+            if (r == 7)
+                continue;
+            for (int i = 0; i < 10; i++)
+                numbers[i] = (float)(10 * r + i);
+            build_tensor(&b, RS_DTYPE_F32, 1, &ten, numbers);
+            snprintf(name, sizeof name, "tmp/w/0/fp32.%02d", r);
+            build_write(&b, in_folder(folder, name), NULL);
+        }
+        build b = {0};
+        build_tensor(&b, RS_DTYPE_F32, 1, &ten, numbers);
+        if (merged)
+            build_write(&b, in_folder(folder, "zero/v/fp32.pt"), NULL);
+        assert_int_equal(read_everything(folder, NULL), RS_ERR_MALFORMED);
+        expect_message("was interrupted: of \"w\" there are only fragments");
+        expect_message("ranks 0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11;");
+        OK(rs_remove_folder(folder));
+        if (!merged) { /* what was not written */
+            for (size_t i = 0; i < b.count; i++)
+                free(b.storages[i].data);
+            free(b.pickle);
+            free(b.storages);
+        }
+    }
+}
+
 /* B01: one key head on four ranks: copies, not shares; one that differs is told. B12: a table of
  * 32768 rows. B13: adapters, whose halves follow the side of their base. */
 static void test_cut_sides(void **state)
@@ -191,6 +232,17 @@ static void test_groups(void **state)
         rs_checkpoint_close(checkpoint);
         syn_remove(folder);
     }
+    /* Keys and values on every rank that uses them make 8 rows a rank: they are no cut of 24. */
+    syn_run run = syn_usual(4, 1, 1);
+    rs_checkpoint *own;
+    syn_add(&run, "l.0.qkv", SYN_ROWS, 0, 2, 32, 4);
+    syn_write(&run, folder);
+    rs_checkpoint *checkpoint = opened(folder);
+    rs_rename_options how = {.from = dialect, .space = space};
+    assert_int_equal(rs_checkpoint_rename(checkpoint, &how, &own), RS_ERR_MISMATCH);
+    expect_message("the model wants [0:24,0:4], the checkpoint has [0:32,0:4]");
+    rs_checkpoint_close(checkpoint);
+    syn_remove(folder);
     rs_space_destroy(space);
     rs_dialect_destroy(dialect);
 }
@@ -289,6 +341,29 @@ static void test_ties(void **state)
         syn_remove(folder);
     }
     assert_int_equal(file_bytes(target), -1);
+}
+
+/* C12: Megatron's folders, under all the names that its layouts make, are called by their name, and
+ * not taken for DeepSpeed's, whose files are called alike. */
+static void test_megatron_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "mp_rank_00", "mp_rank_00_000", "mp_rank_01_001_000", "mp_rank_07", "mp_rank_03_001"};
+    char inside[600], path[700];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        build b = {0};
+        mkdir(folder, 0755);
+        snprintf(inside, sizeof inside, "%s/%s", folder, names[i]);
+        mkdir(inside, 0755);
+        snprintf(path, sizeof path, "%s/model_optim_rng.pt", inside);
+        build_dict(&b);
+        build_dict_end(&b);
+        build_write(&b, path, NULL);
+        assert_int_equal(read_everything(folder, NULL), RS_ERR_UNSUPPORTED);
+        expect_message("a checkpoint of Megatron-LM");
+        OK(rs_remove_folder(folder));
+    }
 }
 
 /* C12: DeepSpeed's folder is recognised by what is in it; one that is Megatron's too is not guessed
@@ -715,12 +790,14 @@ int main(void)
     snprintf(folder, sizeof folder, "%s/run", scratch_folder());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a03),
+        cmocka_unit_test(test_fragments),
         cmocka_unit_test(test_cut_sides),
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_c12),
+        cmocka_unit_test(test_megatron_names),
         cmocka_unit_test(test_k01),
         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_e05),

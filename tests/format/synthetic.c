@@ -242,6 +242,30 @@ static void write_shapes(build *b, const syn_run *run, int t)
     build_list_end(b);
 }
 
+static void write_args(build *b)
+{
+    static const struct {
+        const char *key;
+        int64_t value;
+    } rows[] = {{"tensor_model_parallel_size", 4}, {"pipeline_model_parallel_size", 2},
+        {"data_parallel_size", 2}, {"world_size", 16}, {"rank", 5}, {"global_batch_size", 24},
+        {"micro_batch_size", 1}, {"iteration", 100}};
+    build_text(b, "args");
+    build_dict(b);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        build_text(b, rows[i].key);
+        build_int(b, rows[i].value);
+    }
+    build_dict_end(b);
+    build_text(b, "ds_config");
+    build_dict(b);
+    build_text(b, "train_batch_size");
+    build_int(b, 24);
+    build_text(b, "gradient_accumulation_steps");
+    build_int(b, 12);
+    build_dict_end(b);
+}
+
 static void write_model(const syn_run *run, const char *folder, int t, int rank)
 {
     build b = {0};
@@ -281,6 +305,8 @@ static void write_model(const syn_run *run, const char *folder, int t, int rank)
     build_text(&b, "0.0.synthetic");
     if (!run->no_info)
         write_info(&b, run);
+    if (run->args)
+        write_args(&b);
     build_dict_end(&b);
     if (run->stage == 3)
         snprintf(

@@ -634,6 +634,39 @@ static void test_allocation_failures(void **state)
     assert_true(n > 18);
 }
 
+/* A space tells its model: what that makes has the same tensors, axes and all. */
+static void test_model_of_space(void **state)
+{
+    (void)state;
+    for (const char *const *name = rs_model_presets(); *name != NULL; name++) {
+        rs_model model, told;
+        rs_space *space, *again;
+        assert_int_equal(rs_model_load(*name, &model), RS_OK);
+        assert_int_equal(rs_model_space(&model, RS_DTYPE_BF16, &space), RS_OK);
+        if (rs_model_of_space(space, &told) != RS_OK)
+            fail_msg("%s: %s", *name, rs_error_message());
+        assert_int_equal(rs_model_space(&told, RS_DTYPE_BF16, &again), RS_OK);
+        assert_int_equal(rs_space_tensor_count(again), rs_space_tensor_count(space));
+        for (int t = 0; t < rs_space_tensor_count(space); t++) {
+            rs_tensor a = *rs_space_tensor(space, t), b = *rs_space_tensor(again, t);
+            if (strcmp(a.name, b.name) != 0)
+                fail_msg("%s: %s and %s", *name, a.name, b.name);
+            a.name = b.name = NULL;
+            assert_memory_equal(&a, &b, sizeof a);
+        }
+        rs_space_destroy(again);
+        rs_space_destroy(space);
+    }
+    rs_space *bare;
+    rs_model told;
+    assert_int_equal(rs_space_create(&bare), RS_OK);
+    assert_int_equal(rs_model_of_space(bare, &told), RS_ERR_NOT_FOUND);
+    assert_int_equal(rs_space_set_fact(bare, "family", "llama"), RS_OK);
+    assert_int_equal(rs_model_of_space(bare, &told), RS_ERR_NOT_FOUND);
+    assert_non_null(strstr(rs_error_message(), "tied"));
+    rs_space_destroy(bare);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -648,6 +681,7 @@ int main(void)
         cmocka_unit_test(test_arithmetic_that_is_kept),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_model_of_space),
         cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,7 +1,8 @@
 /*
  * Native checkpoints: random spaces saved under one layout and loaded under others, element by
  * element and byte for byte; saves that fail or die at every write, sync and rename (J02, J06);
- * files on another disk (J07); `latest` (J03); damage.
+ * files on another disk (J07); `latest` (J03); damage; conversions for a layout against what its
+ * ranks save (B03, B09).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +25,8 @@
 #include "pattern.h"
 #include "reshard/certificate.h"
 #include "reshard/checkpoint.h"
+#include "reshard/convert.h"
+#include "reshard/dialect.h"
 #include "reshard/layout.h"
 #include "reshard/native.h"
 #include "support/spaces.h"
@@ -426,6 +430,181 @@ static void test_does_not_fit(void **state)
     rs_space_destroy(space);
 }
 
+/* ---- conversions for a layout ---- */
+
+/* The manifest of a step in a folder of checkpoints. */
+static json_t *manifest_of(const char *checkpoints, int64_t step)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/step-%08d/manifest.json", checkpoints, (int)step);
+    json_t *manifest = json_load_file(path, 0, NULL);
+    if (manifest == NULL)
+        fail_msg("%s", path);
+    return manifest;
+}
+
+/* Both have the same shards on the same ranks, with the same content; where in the file they lie
+ * depends on the name of the job. */
+static void same_files(json_t *a, json_t *b)
+{
+    size_t i, k;
+    json_t *file, *shard;
+    json_array_foreach(json_object_get(a, "files"), i, file)
+    {
+        json_t *other = json_array_get(json_object_get(b, "files"), i);
+        assert_true(json_equal(json_object_get(file, "name"), json_object_get(other, "name")));
+        assert_true(json_equal(json_object_get(file, "rank"), json_object_get(other, "rank")));
+        json_array_foreach(json_object_get(file, "shards"), k, shard)
+        {
+            json_t *twin = json_array_get(json_object_get(other, "shards"), k);
+            json_object_del(shard, "at");
+            json_object_del(twin, "at");
+            if (!json_equal(shard, twin))
+                fail_msg("%s and %s", json_dumps(shard, 0), json_dumps(twin, 0));
+        }
+        assert_int_equal(k, json_array_size(json_object_get(other, "shards")));
+    }
+    assert_int_equal(i, json_array_size(json_object_get(b, "files")));
+}
+
+static void check_for_layout(const rs_space *space, const rs_layout *from, const rs_layout *to)
+{
+    static const char *const same[] = {"layout", "world", "facts", "roles", "tensors"};
+    char text[RS_LAYOUT_TEXT], target[128];
+    rs_convert_options how = {.to = "native", .layout = rs_layout_format(to, text)};
+    rs_checkpoint *source;
+    rs_native *native;
+    rs_layout other = layout_of("tp=3,dp=2,zero=1");
+    snprintf(target, sizeof target, "%s-laid", folder);
+    OK(save_all(space, from, 1, 9));
+    OK(rs_checkpoint_open(folder, NULL, &source));
+    if (rs_convert(source, target, &how, NULL) != RS_OK)
+        fail_msg("%s", rs_error_message());
+    rs_checkpoint_close(source);
+    OK(save_all(space, to, 2, 9));
+    json_t *laid = manifest_of(target, 1), *saved = manifest_of(folder, 2);
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (!json_equal(json_object_get(laid, same[i]), json_object_get(saved, same[i])))
+            fail_msg("%s: %s and %s", same[i], json_dumps(json_object_get(laid, same[i]), 0),
+                json_dumps(json_object_get(saved, same[i]), 0));
+    same_files(laid, saved);
+    json_decref(laid);
+    json_decref(saved);
+    OK(rs_native_open_step(target, 1, &native));
+    OK(rs_native_fits(native, space));
+    check_load(native, space, &other, 9);
+    rs_native_close(native);
+    OK(rs_remove_folder(target));
+    OK(rs_remove_folder(folder));
+}
+
+/* Whatever layout it was saved under, converted for another one it is what the ranks of that would
+ * save: key heads on several ranks (B03), uneven rows of the vocabulary (B09). */
+static void test_for_a_layout(void **state)
+{
+    (void)state;
+    uint64_t random = 7;
+    rs_space *space = model_space();
+    rs_layout from = layout_of("tp=4,pp=2"), to = layout_of("tp=3,dp=2,zero=1");
+    check_for_layout(space, &from, &to);
+    for (int round = 0; round < 12; round++) {
+        from = random_layout(&random, 8, 2);
+        to = random_layout(&random, 12, 2);
+        check_for_layout(space, &from, &to);
+    }
+    rs_space_destroy(space);
+}
+
+/* B03: 8 query heads in 2 groups over 4 ranks. Rank 1 has heads 2 and 3, and all of the first
+ * group's keys, as rank 0 has; over 2 ranks each group is on one of them, and one rank has 24 rows.
+ */
+static void test_shared_keys(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"tp=4", "tp=2", "tp=4", "dp=1"};
+    rs_model model = small_model();
+    rs_space *space;
+    rs_placement *placement;
+    rs_layout from = layout_of("tp=4"), to;
+    rs_shard_list shards = {0};
+    model.heads = 8;
+    model.kv_heads = 2;
+    model.head_dim = 2;
+    model.hidden = 4;
+    OK(rs_model_space(&model, RS_DTYPE_F32, &space));
+    OK(rs_layout_placement(space, &from, &placement));
+    OK(rs_placement_shards(placement, 1, 0, &shards));
+    int q = rs_space_find_tensor(space, "layers.attn.q.weight");
+    int k = rs_space_find_tensor(space, "layers.attn.k.weight");
+    for (size_t i = 0; i < shards.count; i++) {
+        const rs_shard *s = &shards.items[i];
+        if (s->tensor == q)
+            assert_true(s->box.offset[1] == 4 && s->box.extent[1] == 4);
+        if (s->tensor == k)
+            assert_true(s->box.offset[1] == 0 && s->box.extent[1] == 2);
+    }
+    rs_shard_list_fini(&shards);
+    rs_placement_destroy(placement);
+    for (int i = 1; i < 4; i++) {
+        from = layout_of(texts[i - 1]);
+        to = layout_of(texts[i]);
+        check_for_layout(space, &from, &to);
+    }
+    rs_space_destroy(space);
+}
+
+/* Names whose axes nobody knows are cut as one flat range, and in no other way; the trainer's own
+ * are known by the facts, or by a model that is given. */
+static void test_for_a_layout_refusals(void **state)
+{
+    (void)state;
+    rs_space *space = model_space(), *other;
+    rs_layout one = layout_of("dp=1");
+    rs_model model = small_model();
+    rs_checkpoint *own, *foreign, *written;
+    rs_dialect *hub;
+    rs_rename_options names = {0};
+    rs_convert_options how = {.to = "native", .layout = "tp=2"};
+    char target[128];
+    snprintf(target, sizeof target, "%s-laid", folder);
+    OK(save_all(space, &one, 1, 1));
+    OK(rs_checkpoint_open(folder, NULL, &own));
+    OK(rs_dialect_load("hf", &hub));
+    names.to = hub;
+    OK(rs_checkpoint_rename(own, &names, &foreign));
+    assert_int_equal(rs_convert(foreign, target, &how, NULL), RS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(rs_error_message(), "nothing says how tp=2 cuts it"));
+    how.layout = "dp=3,zero=3";
+    OK(rs_convert(foreign, target, &how, NULL));
+    OK(rs_checkpoint_open(target, NULL, &written));
+    rs_compare_options all = {0};
+    rs_compare_report report;
+    OK(rs_compare(foreign, written, &all, NULL, NULL, &report));
+    assert_int_equal(report.different, 0);
+    assert_string_equal(rs_checkpoint_layout(written), "dp=3,zero=3");
+    rs_checkpoint_close(written);
+    OK(rs_remove_folder(target));
+    how.layout = "tp=2";
+    model.ffn = 8;
+    OK(rs_model_space(&model, RS_DTYPE_F32, &other));
+    how.space = other;
+    assert_int_equal(rs_convert(own, target, &how, NULL), RS_ERR_MISMATCH);
+    assert_non_null(strstr(rs_error_message(), "the model wants"));
+    how.space = NULL;
+    how.layout = "tp=2,sp=4";
+    assert_int_equal(rs_convert(own, target, &how, NULL), RS_ERR_ARGUMENT);
+    how.layout = "tp=2";
+    how.to = "safetensors";
+    assert_int_equal(rs_convert(own, target, &how, NULL), RS_ERR_ARGUMENT);
+    assert_non_null(strstr(rs_error_message(), "is for no layout"));
+    assert_int_not_equal(access(target, F_OK), 0);
+    rs_space_destroy(other);
+    rs_checkpoint_close(foreign);
+    rs_checkpoint_close(own);
+    rs_dialect_destroy(hub);
+    rs_space_destroy(space);
+}
+
 int main(void)
 {
     const struct CMUnitTest all[] = {
@@ -437,6 +616,9 @@ int main(void)
         cmocka_unit_test_setup(test_latest, next_folder),
         cmocka_unit_test_setup(test_damage, next_folder),
         cmocka_unit_test_setup(test_does_not_fit, next_folder),
+        cmocka_unit_test_setup(test_for_a_layout, next_folder),
+        cmocka_unit_test_setup(test_shared_keys, next_folder),
+        cmocka_unit_test_setup(test_for_a_layout_refusals, next_folder),
     };
     return cmocka_run_group_tests(all, make_root, remove_root);
 }
