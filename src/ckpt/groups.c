@@ -42,6 +42,19 @@ json_t *rs_groups_at(const json_t *groups, size_t i)
     return NULL;
 }
 
+int rs_groups_owner(const json_t *groups, size_t number)
+{
+    size_t g, i;
+    json_t *group, *one;
+    json_array_foreach(groups, g, group)
+        json_array_foreach(json_object_get(group, "params"), i, one)
+    {
+        if (json_is_integer(one) && json_integer_value(one) == (json_int_t)number)
+            return (int)g;
+    }
+    return -1;
+}
+
 /* Whether two groups have the same options, whatever their parameters are. */
 static bool same_options(const json_t *a, const json_t *b)
 {

@@ -25,7 +25,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
-#include "ckpt/cast.h"
 #include "ckpt/groups.h"
 #include "ckpt/publish.h"
 #include "reshard/layout.h"
@@ -121,38 +120,6 @@ static rs_status index_tensors(rs_universal *u)
         if (is_role(t, "master"))
             RS_TRY(rs_names_add(&u->masters, t->name, (int)i, &found));
     }
-    return RS_OK;
-}
-
-/* The optimizer's step: one number for all, from the entries that say it, or the extras. */
-static rs_status find_step(rs_universal *u)
-{
-    json_t *said = json_object_get(u->extras, "step");
-    if (said == NULL) /* of a native checkpoint */
-        said = json_object_get(u->w->extras, "step");
-    double step = -1;
-    for (size_t i = 0; i < u->w->tensors.count; i++) {
-        const rs_logical *t = &u->w->tensors.items[i];
-        const rs_catalog_entry *entry = rs_catalog_get(u->w->catalog, t->id);
-        unsigned char bytes[16];
-        if (!is_role(t, "step") || rs_box_is_empty(&t->box) || rs_box_volume(&t->box) != 1 ||
-            rs_dtype_size(entry->is.dtype) > sizeof bytes)
-            continue;
-        RS_TRY(rs_catalog_read(u->w->catalog, t->id, -1, &t->box, bytes));
-        double value = rs_cast_element(entry->is.dtype, bytes, 0);
-        if (rs_cast_is_float(entry->is.dtype))
-            u->step_tensor = (int)i;
-        if (step >= 0 && value != step)
-            return rs_error_set(RS_ERR_UNSUPPORTED,
-                "the optimizer's step is %.17g in one place and %.17g at \"%s\": DeepSpeed has one "
-                "for all parameters of a group, and which those are is not known",
-                step, value, t->name);
-        step = value;
-    }
-    if (step < 0 && json_is_number(said))
-        step = json_number_value(said);
-    if (step >= 0 && step < 9e15)
-        u->step = (int64_t)step;
     return RS_OK;
 }
 
@@ -376,20 +343,11 @@ fail:
     return status;
 }
 
-static rs_status add_step(const rs_universal *u, rs_torch_make *make)
-{
-    if (u->step_tensor >= 0)
-        return rs_torch_make_tensor(
-            make, u->w->tensors.items[u->step_tensor].dtype, 0, NULL, u->step_tensor, NULL);
-    rs_pickle_int(&make->pickle, u->step > 0 ? u->step : 0);
-    return RS_OK;
-}
-
 static rs_status write_step(rs_universal *u, const char *name)
 {
     rs_torch_make make = {0};
     rs_torch_make_begin(&make);
-    rs_status status = add_step(u, &make);
+    rs_status status = rs_universal_add_step(u, rs_names_find(&u->members, name), &make);
     if (status == RS_OK)
         status = rs_torch_make_end(&make);
     if (status == RS_OK)
@@ -464,7 +422,7 @@ static rs_status add_inner(const rs_universal *u, rs_torch_make *make)
         rs_pickle_int(p, (int64_t)i);
         rs_pickle_dict(p);
         rs_pickle_text(p, "step");
-        RS_TRY(add_step(u, make));
+        RS_TRY(rs_universal_add_step(u, rs_groups_owner(u->groups, i), make));
         rs_pickle_dict_end(p);
     }
     rs_pickle_dict_end(p);
@@ -531,7 +489,7 @@ static rs_status prepare(rs_universal *u)
     RS_TRY(find_layout(u));
     RS_TRY(index_tensors(u));
     RS_TRY(find_groups(u));
-    RS_TRY(find_step(u));
+    RS_TRY(rs_universal_find_step(u));
     find_tag(u);
     RS_TRY(check_tensors(u));
     return warn(u);
@@ -543,7 +501,7 @@ static rs_status plan(rs_writing *w)
     if (u == NULL)
         return rs_error_memory(sizeof *u);
     w->own = u;
-    *u = (rs_universal){.w = w, .step = -1, .step_tensor = -1};
+    *u = (rs_universal){.w = w, .step = -1};
     RS_TRY(prepare(u));
     RS_TRY(write_params(u));
     RS_TRY(write_common(u));
@@ -573,6 +531,7 @@ static void fini(rs_writing *w)
     rs_names_fini(&u->members);
     json_decref(u->groups);
     free(u->index);
+    free(u->steps);
     free(u);
 }
 

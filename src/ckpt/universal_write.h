@@ -12,6 +12,12 @@
 
 #define RS_UNIVERSAL_LONG "0.4" /* the version that knows uneven widths */
 
+/* The step of a parameter group. */
+typedef struct rs_universal_step {
+    int tensor;    /* that says it, -1: it is a number */
+    int64_t value; /* -1: nothing says it of this group */
+} rs_universal_step;
+
 typedef struct rs_universal {
     rs_writing *w;
     const json_t *extras; /* of the run itself */
@@ -19,10 +25,10 @@ typedef struct rs_universal {
     bool ruled;          /* the rules say how tensors are cut */
     const char *version; /* "0.2" or "0.4" */
     int tp, pp, dp;
-    bool moved;      /* these are not the source's */
-    int stage;       /* 3: ZeRO-3's form; else that of ZeRO 0 to 2 */
-    int64_t step;    /* -1: none is known */
-    int step_tensor; /* a tensor that says it, -1: it is a number */
+    bool moved;               /* these are not the source's */
+    int stage;                /* 3: ZeRO-3's form; else that of ZeRO 0 to 2 */
+    int64_t step;             /* the largest; -1: none is known */
+    rs_universal_step *steps; /* of each group, and of what is in none that is known */
     char tag[300];
     rs_names masters;   /* name -> tensor of role master */
     json_t *groups;     /* the optimizer's parameter groups: a list */
@@ -47,6 +53,14 @@ static inline const char *rs_universal_writer(const rs_universal *u)
 {
     return u->version[2] == '4' ? "0.19.6" : "0.14.5";
 }
+
+/* Finds the steps; the groups are there. RS_ERR_UNSUPPORTED: they differ, and of which group each
+ * is, is not known. */
+rs_status rs_universal_find_step(rs_universal *u) RS_MUST_CHECK;
+
+/* The step of a group (-1: not known), as a tensor or a number, as the source has it. */
+rs_status rs_universal_add_step(
+    const rs_universal *u, int group, rs_torch_make *make) RS_MUST_CHECK;
 
 /* How `name` is cut; NULL: nothing says it. */
 rs_status rs_universal_rule(rs_universal *u, const char *name, const rs_rule **out) RS_MUST_CHECK;

@@ -60,7 +60,8 @@ expect 0 '^equal: 22 tensors' verify uni cvjob --roles exp_avg,exp_avg_sq
 holds '(lambda g: j["extras"]["step"] == 3 and [x["weight_decay"] for x in g] == [0.1, 0.0] and
     all(abs(x["lr"] - 1.2e-4) < 1e-12 and x["initial_lr"] == 3e-4 and x["betas"] == [0.9, 0.95] for x in g) and
     "model.layers.3.mlp.down_proj.weight" in g[0]["param_names"] and g[1]["param_names"][-1] == "model.norm.weight" and
-    sum(len(x["param_names"]) for x in g) == 38)(j["extras"]["param_groups"])' inspect uni --json
+    sum(len(x["param_names"]) for x in g) == 38 and j["extras"]["global_steps"] == 3)(j["extras"]["param_groups"])' \
+    inspect uni --json
 refuse 2 'not with --weights-only' convert cvjob no --to deepspeed-universal --weights-only
 refuse 1 'universal checkpoints know tp, pp, dp and zero alone' convert cvjob no --to deepspeed-universal --layout cp=2
 refuse 2 'is for no layout; native and universal' convert cvjob no --to safetensors --layout tp=2
@@ -75,6 +76,7 @@ expect 0 'wrote sliced: 152 tensors' convert cvjob sliced --to deepspeed-univers
 check "a model file for each of its ranks" bash -c \
     'test "$(cd sliced/global* && echo *.pt)" = "zero_pp_rank_0_mp_rank_00_model_states.pt zero_pp_rank_0_mp_rank_01_model_states.pt"'
 expect 0 '^equal: 44 tensors' verify sliced cvjob --roles param,master,exp_avg,exp_avg_sq
+holds 'j["extras"]["step"] == j["extras"]["global_steps"] == 3 and len(j["extras"]["param_groups"]) == 2' inspect sliced --json
 holds '(lambda i: i["universal_checkpoint_version"] == 0.4 and i["original_vocab_size"] == 256 and
     len(i["parameter_with_row_parallelism_patterns"]) == 8 and len(i["tp_replicated_parameter_patterns"]) == 9 and
     "^model\\.norm\\.weight$" in i["tp_replicated_parameter_patterns"])(j["extras"]["universal_checkpoint_info"])' \

@@ -110,6 +110,41 @@ static void test_carried(void **state)
         }
 }
 
+/* Groups that have taken unlike numbers of steps: below ZeRO-3 each parameter has that of its
+ * group, as a tensor or a number. */
+static void test_steps(void **state)
+{
+    (void)state;
+    for (int number = 0; number < 2; number++) {
+        syn_run run = syn_usual(1, 2, 2);
+        rs_convert_options how = {.to = "deepspeed-universal"};
+        run.groups = 2;
+        run.later = 4;
+        run.int_step = number;
+        syn_add(&run, "a", SYN_REPLICATED, 0, 2, 6, 4);
+        syn_add(&run, "b", SYN_REPLICATED, 1, 1, 6, 0);
+        syn_write(&run, folder);
+        rs_checkpoint *source = opened(folder), *written;
+        OK(rs_convert(source, target, &how, NULL));
+        written = opened(target);
+        for (int i = 0; i < 2; i++) {
+            int64_t id = rs_checkpoint_find(written, i == 0 ? "a" : "b", "step"), integer = 0;
+            rs_box whole = {.ndim = 0};
+            float real = 0;
+            assert_true(id >= 0);
+            if (number)
+                OK(rs_checkpoint_read(written, (size_t)id, &whole, &integer, sizeof integer));
+            else
+                OK(rs_checkpoint_read(written, (size_t)id, &whole, &real, sizeof real));
+            assert_true((number ? (float)integer : real) == 7 + 4 * i);
+        }
+        rs_checkpoint_close(written);
+        rs_checkpoint_close(source);
+        remove_target();
+        syn_remove(folder);
+    }
+}
+
 /* Layers that became one tensor are in the group that all of them were in; where they were in
  * several, that is told, and no group has it. And back. */
 static void test_renamed(void **state)
@@ -318,6 +353,7 @@ int main(void)
     snprintf(target, sizeof target, "%s/target", scratch_folder());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_carried),
+        cmocka_unit_test(test_steps),
         cmocka_unit_test(test_renamed),
         cmocka_unit_test(test_fixtures),
         cmocka_unit_test(test_unknown),

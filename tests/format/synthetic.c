@@ -367,13 +367,13 @@ static void write_numbers(build *b, const float *values, int64_t count, bool bf1
     free(half);
 }
 
-static void write_step(build *b, const syn_run *run)
+static void write_step(build *b, const syn_run *run, int group)
 {
-    float step = 7;
-    int64_t integer = 7, one = 1;
+    float step = (float)(7 + group * run->later);
+    int64_t integer = 7 + group * run->later, one = 1;
     build_text(b, "step");
     if (run->int_step)
-        build_int(b, 7);
+        build_int(b, integer);
     else if (run->vector_step)
         build_tensor(b, RS_DTYPE_I64, 1, &one, &integer);
     else
@@ -390,7 +390,7 @@ static void write_state(build *b, const syn_run *run, int t, int rank)
         build_int(b, g);
         build_dict(b);
         if (run->states[g] & SYN_EXP_AVG)
-            write_step(b, run);
+            write_step(b, run, g);
         for (int s = 0; s < SYN_STATES; s++) {
             int64_t count, real;
             if ((run->states[g] & 1u << s) == 0)

@@ -60,6 +60,7 @@ typedef struct syn_run {
     int differs;       /* on this tp rank, element 2 of params[1]'s weight is 1.5 more; -1: none */
     bool shift_weight; /* element 0 of params[0]'s weight is not its master rounded */
     const char *alias; /* of params[0], in shared_params; NULL */
+    int later;         /* steps that each further group is ahead of the one before */
     bool args;         /* the client keeps Megatron's arguments, of another layout than the run's */
 } syn_run;
 
