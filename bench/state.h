@@ -8,6 +8,7 @@
 
 #include "reshard/model.h"
 
+#ifndef RS_BENCH_RANKS_H /* whose own ends all ranks */
 /* Ends the program unless `status` is good; `what` was tried. */
 static inline void need(rs_status status, const char *what)
 {
@@ -16,6 +17,7 @@ static inline void need(rs_status status, const char *what)
     fprintf(stderr, "%s: %s\n", what, rs_error_message());
     exit(1);
 }
+#endif
 
 /* A Llama-like model whose state has about so many bytes. */
 static inline rs_space *make_space(int64_t bytes)

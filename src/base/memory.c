@@ -10,8 +10,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/error.h"
+
+#define LARGE_PAGE ((uintptr_t)2 << 20)
 
 static atomic_size_t allocations;
 static atomic_size_t fail_at;
@@ -42,6 +45,14 @@ void *rs_realloc(void *pointer, size_t count, size_t size)
         return NULL;
     size_t bytes = count * size;
     return realloc(pointer, bytes > 0 ? bytes : 1);
+}
+
+void rs_large_pages(void *block, size_t bytes)
+{
+    uintptr_t begin = ((uintptr_t)block + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    uintptr_t end = ((uintptr_t)block + bytes) / LARGE_PAGE * LARGE_PAGE;
+    if (begin < end)
+        (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
 }
 
 char *rs_strdup(const char *text)

@@ -15,6 +15,12 @@ void *rs_calloc(size_t count, size_t size) __attribute__((malloc));
 /* realloc to count * size; the old block stays valid on failure (NULL). */
 void *rs_realloc(void *pointer, size_t count, size_t size);
 
+/*
+ * Has the system give large pages to a big block whose pages were not touched yet, which takes it a
+ * quarter of the time that small ones take. A wish; smaller blocks stay as they are.
+ */
+void rs_large_pages(void *block, size_t bytes);
+
 char *rs_strdup(const char *text) __attribute__((malloc));
 
 /*

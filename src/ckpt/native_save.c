@@ -8,7 +8,8 @@
  * 1. After rs_save_begin nothing reads the state any more: training goes on at once.
  * 2. The copy is packed, one cell behind the other, and kept from save to save, so that its pages
  *    are faulted in once, at the latest by the first save, or ahead of it in slices.
- * 3. The file is written front to back in one pass.
+ * 3. The file is written front to back in one pass over the copy: a block is hashed, summed and
+ *    written while it is in the cache.
  *
  * Cost: one strided copy of what the rank writes; in the background one hash, one content sum and
  * one write of it.
@@ -33,6 +34,7 @@
 #include "reshard/move.h"
 
 #define PAGE 4096
+#define BLOCK ((int64_t)1 << 20)
 
 typedef struct save_item {
     int tensor;
@@ -122,6 +124,7 @@ static rs_status make(const rs_placement *placement, int holder, rs_save **out)
             status = rs_error_memory((size_t)save->bytes);
             goto fail;
         }
+        rs_large_pages(save->copy, (size_t)save->bytes);
     }
     *out = save;
     return RS_OK;
@@ -203,18 +206,32 @@ void rs_save_destroy(rs_save *save)
 
 /* ---- the file ---- */
 
-static void measure(rs_save *save)
+/* Writes an item, and takes its hash and its content sum on the way. */
+static rs_status write_item(const rs_save *save, save_item *item, XXH3_state_t *hash, rs_out *out)
 {
-    const rs_space *space = rs_placement_space(save->placement);
-    for (size_t i = 0; i < save->count; i++) {
-        save_item *item = &save->items[i];
-        const rs_tensor *tensor = rs_space_tensor(space, item->tensor);
-        int64_t packed[RS_MAX_DIMS];
-        packed_strides(&item->box, (int64_t)rs_dtype_size(item->dtype), packed);
-        item->hash = XXH3_64bits(save->copy + item->at, (size_t)item->bytes);
-        item->sum = rs_sum_box(rs_sum_key(tensor->name, rs_space_role(space, item->role)->name),
-            tensor->shape, &item->box, rs_dtype_size(item->dtype), save->copy + item->at, packed);
+    const rs_tensor *tensor = rs_space_tensor(rs_placement_space(save->placement), item->tensor);
+    const rs_role *role = rs_space_role(rs_placement_space(save->placement), item->role);
+    int64_t size = (int64_t)rs_dtype_size(item->dtype), packed[RS_MAX_DIMS];
+    uint64_t key = rs_sum_key(tensor->name, role->name);
+    packed_strides(&item->box, size, packed);
+    item->sum = (rs_sum){0};
+    XXH3_64bits_reset(hash);
+    for (int64_t at = 0; at < item->bytes; at += BLOCK) {
+        const char *data = save->copy + item->at + at;
+        int64_t end = rs_min64(at + BLOCK, item->bytes);
+        rs_box boxes[2 * RS_MAX_DIMS];
+        int count = rs_box_linear_range(&item->box, at / size, end / size, boxes);
+        XXH3_64bits_update(hash, data, (size_t)(end - at));
+        RS_TRY(rs_out_write(out, data, (size_t)(end - at)));
+        for (int k = 0; k < count; k++) {
+            rs_sum sum = rs_sum_box(key, tensor->shape, &boxes[k], (size_t)size, data, packed);
+            item->sum.lane[0] += sum.lane[0];
+            item->sum.lane[1] += sum.lane[1];
+            data += rs_box_volume(&boxes[k]) * size;
+        }
     }
+    item->hash = XXH3_64bits_digest(hash);
+    return RS_OK;
 }
 
 /* Writes the head, then the items in the order of the file, in which `tensors` are. */
@@ -224,6 +241,9 @@ static rs_status write_data(rs_save *save, const rs_safetensors_tensor *tensors,
     rs_names names = {0};
     rs_out out = {.fd = -1};
     rs_status status = RS_OK;
+    XXH3_state_t *hash = XXH3_createState();
+    if (hash == NULL)
+        RS_TRY_GOTO(rs_error_memory(1), out);
     for (size_t i = 0; i < save->count; i++) {
         int found;
         RS_TRY_GOTO(rs_names_add(&names, save->items[i].name, (int)i, &found), out);
@@ -233,12 +253,13 @@ static rs_status write_data(rs_save *save, const rs_safetensors_tensor *tensors,
     for (size_t i = 0; i < save->count; i++) {
         save_item *item = &save->items[rs_names_find(&names, tensors[i].name)];
         item->offset = tensors[i].offset;
-        RS_TRY_GOTO(rs_out_write(&out, save->copy + item->at, (size_t)item->bytes), out);
+        RS_TRY_GOTO(write_item(save, item, hash, &out), out);
     }
     RS_TRY_GOTO(rs_out_finish(&out), out);
 out:
     rs_out_fini(&out);
     rs_names_fini(&names);
+    XXH3_freeState(hash);
     return status;
 }
 
@@ -311,7 +332,6 @@ rs_status rs_save_write(rs_save *save, const rs_save_name *name)
     RS_TRY_GOTO(rs_safetensors_layout(tensors, save->count, notes, sizeof notes / sizeof *notes,
                     &head, &head_bytes, &file_bytes),
         out);
-    measure(save);
     RS_TRY_GOTO(write_data(save, tensors, folder, file, head, head_bytes), out);
     RS_TRY_GOTO(make_record(save, file, file_bytes), out);
 out:

@@ -25,6 +25,7 @@
 #include "ckpt/format.h"
 
 #define WRITE_MOST ((size_t)64 << 20)
+#define PUSH_LEAST ((int64_t)8 << 20) /* the disk begins with this much, while more is written */
 #define OLD ".old-reshard"
 
 rs_status rs_out_create(rs_out *out, const char *folder, const char *name)
@@ -53,6 +54,11 @@ rs_status rs_out_write(rs_out *out, const void *data, size_t bytes)
         at += n;
         bytes -= (size_t)n;
         out->bytes += n;
+    }
+    if (out->bytes - out->pushed >= PUSH_LEAST) {
+        (void)sync_file_range(
+            out->fd, out->pushed, out->bytes - out->pushed, SYNC_FILE_RANGE_WRITE);
+        out->pushed = out->bytes;
     }
     return RS_OK;
 }

@@ -15,6 +15,7 @@ typedef struct rs_out {
     int fd;     /* -1: none */
     char *path; /* owned */
     int64_t bytes;
+    int64_t pushed; /* of them, on their way to the disk */
 } rs_out;
 
 /* Creates `folder`/`name`, which must not exist. */

@@ -48,10 +48,11 @@ bool rs_universal_probe(const rs_place *place)
     return place->folder && (rs_place_has_folder(place, "zero") || has_fragments(place));
 }
 
-/* The whole shape of a parameter, if a model file has it uncut. */
+/* The shape of a parameter that a model file has; with several tensor-parallel ranks it may be that
+ * of a slice. */
 static const rs_ds_param *find_shape(const rs_ds_reader *reader, const char *name)
 {
-    for (int mp = 0; reader->tp == 1 && reader->models != NULL && mp < reader->pp; mp++)
+    for (int mp = 0; reader->models != NULL && mp < reader->pp * reader->tp; mp++)
         for (size_t g = 0; g < reader->models[mp].group_count; g++)
             for (size_t i = 0; i < reader->models[mp].groups[g].count; i++)
                 if (strcmp(reader->models[mp].groups[g].items[i].name, name) == 0)
@@ -68,19 +69,21 @@ static rs_status add_tensor(rs_ds_reader *reader, const rs_torch *torch, const c
     if (rs_torch_kind_of(value) != RS_TORCH_DENSE)
         return rs_ds_malformed(torch, "holds no dense tensor");
     RS_TRY(rs_torch_tensor_of(torch, value, &t));
-    /* A dict has the shape itself, but that a scalar is written as one element in a row. */
-    bool reshaped = t.ndim == 1 && (bare || t.shape[0] == 1);
-    const rs_ds_param *param = reshaped ? find_shape(reader, name) : NULL;
+    /* A dict has a shape itself: one element in a row for a scalar, or that in which it is cut. */
+    const rs_ds_param *param = strcmp(role, "step") != 0 ? find_shape(reader, name) : NULL;
+    rs_box all = rs_box_whole(t.ndim, t.shape);
+    int64_t elements = rs_box_is_empty(&all) ? 0 : rs_box_volume(&all);
+    bool fits = param != NULL && param->elements == elements && rs_torch_is_contiguous(&t);
+    if (param != NULL && bare && t.ndim == 1 && reader->tp == 1 && !fits)
+        return rs_ds_malformed(torch,
+            "has %" PRId64 " elements, the model files give \"%s\" %" PRId64, elements, name,
+            param->elements);
     rs_torch_piece(torch, &t, &piece);
-    if (param == NULL || strcmp(role, "step") == 0) {
+    if (!fits) {
         reader->flat += bare && strcmp(role, "step") != 0;
         RS_TRY(rs_catalog_add(reader->catalog, name, role, t.dtype, t.ndim, t.shape, &id));
         return rs_catalog_piece(reader->catalog, id, &piece);
     }
-    if (param->elements != t.shape[0] || !rs_torch_is_contiguous(&t))
-        return rs_ds_malformed(torch,
-            "has %" PRId64 " elements, the model files give \"%s\" %" PRId64, t.shape[0], name,
-            param->elements);
     RS_TRY(rs_catalog_add(reader->catalog, name, role, t.dtype, param->ndim, param->shape, &id));
     return rs_catalog_whole(reader->catalog, id, 0, piece.file, piece.offset);
 }

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/universal_write.h"
@@ -42,19 +43,19 @@ static rs_status is_vocabulary(rs_universal *u, const rs_logical *t, bool *yes)
     return RS_OK;
 }
 
-static bool is_cut(const rs_rule *rule, const rs_logical *t)
-{
-    return rule->kind == RS_RULE_SPLIT && rule->dim < t->ndim;
-}
+/* How a tensor is written: its shape, which a rule may give it for being cut, and the cut. */
+typedef struct form {
+    const rs_rule *rule; /* NULL: nothing says it */
+    int ndim;
+    int64_t shape[RS_MAX_DIMS];
+    bool cut;
+    int parts;
+    bool fused;      /* parts of other sizes than equal shares, or in a shape of their own */
+    bool vocabulary; /* a table whose padding rows are gone */
+} form;
 
-/* Parts of other sizes than even shares of the whole, or in a shape of their own. */
-static bool is_fused(const rs_rule *rule)
-{
-    return rule->sizes != NULL || rule->widths != NULL || rule->view_ndim > 0;
-}
-
-/* The size of part `j` along the rule's dimension. */
-static int64_t part_size(const rs_rule *rule, const rs_logical *t, int j)
+/* The size of part `j` along the rule's dimension; `whole` is that of all. */
+static int64_t part_size(const rs_rule *rule, int parts, int64_t whole, int j)
 {
     if (rule->widths != NULL) {
         int64_t sum = 0;
@@ -62,41 +63,106 @@ static int64_t part_size(const rs_rule *rule, const rs_logical *t, int j)
             sum += rule->widths[j * rule->ranks + r];
         return sum;
     }
-    return rule->sizes != NULL ? rule->sizes[j] : t->shape[rule->dim] / rule->parts;
+    return rule->sizes != NULL ? rule->sizes[j] : whole / parts;
 }
 
-static rs_status check_parts(const rs_universal *u, const rs_rule *rule, const rs_logical *t)
+/* The shape in which the rule cuts the tensor, if that is not its own. */
+static rs_status find_view(const rs_logical *t, form *f)
 {
-    int64_t sum = 0;
-    for (int j = 0; j < rule->parts; j++) {
-        int64_t size = part_size(rule, t, j);
-        sum += size;
-        if (u->tp > 1 && size % u->tp != 0 &&
-            (strcmp(u->version, RS_UNIVERSAL_LONG) != 0 || rule->ranks != u->tp))
-            return rs_error_set(RS_ERR_UNSUPPORTED,
-                "\"%s\": its part %d of %lld cannot be shared evenly by %d tensor-parallel ranks%s",
-                t->name, j, (long long)size, u->tp,
-                rule->ranks == u->tp ? "; version 0.4 can say their widths" : "");
+    const rs_rule *rule = f->rule;
+    rs_box box = rs_box_whole(t->ndim, t->shape);
+    int64_t all = rs_box_is_empty(&box) ? 0 : rs_box_volume(&box), product = 1;
+    int rest = -1;
+    bool fits = true;
+    if (rule->view_ndim == 0 || rule->view_ndim == t->ndim)
+        return RS_OK;
+    f->ndim = rule->view_ndim;
+    for (int d = 0; d < f->ndim; d++) {
+        f->shape[d] = d == rule->dim ? 0 : rule->view[d];
+        for (int j = 0; d == rule->dim && j < rule->parts; j++)
+            f->shape[d] += part_size(rule, rule->parts, 0, j);
+        if (f->shape[d] < 0 && rest < 0)
+            rest = d;
+        else
+            fits = fits && f->shape[d] >= 0 && rs_mul_fits(product, f->shape[d], &product);
     }
-    if (sum != t->shape[rule->dim])
+    if (rest >= 0 && fits && product > 0) {
+        f->shape[rest] = all / product;
+        product *= f->shape[rest];
+    }
+    if (!fits || product != all)
         return rs_error_set(RS_ERR_MISMATCH,
-            "\"%s\": the rules give it parts of together %lld along dimension %d, it has %lld",
-            t->name, (long long)sum, rule->dim, (long long)t->shape[rule->dim]);
+            "\"%s\": the shape that the rules cut it in has not its %lld elements", t->name,
+            (long long)all);
     return RS_OK;
 }
 
-/* (4, (2, 1, 1)): the tensor's shape with its parts. */
-static void add_parts(const rs_rule *rule, const rs_logical *t, rs_bytes *out)
+static rs_status uneven(const rs_universal *u, const form *f, const rs_logical *t, int j)
+{
+    char part[32] = "";
+    if (f->parts > 1 || f->fused)
+        snprintf(part, sizeof part, "its part %d of ", j);
+    return rs_error_set(RS_ERR_UNSUPPORTED,
+        "\"%s\": %s%lld along dimension %d cannot be shared evenly by %d tensor-parallel ranks%s",
+        t->name, part, (long long)part_size(f->rule, f->parts, f->shape[f->rule->dim], j),
+        f->rule->dim, u->tp, f->rule->ranks == u->tp ? "; version 0.4 can say their widths" : "");
+}
+
+/* The parts are all of it, and the ranks' shares of each are of one size, unless their widths can
+ * be said. */
+static rs_status check_parts(const rs_universal *u, const form *f, const rs_logical *t)
+{
+    int64_t sum = 0, whole = f->shape[f->rule->dim];
+    bool wide = strcmp(u->version, RS_UNIVERSAL_LONG) == 0 && f->rule->ranks == u->tp;
+    for (int j = 0; j < f->parts; j++) {
+        int64_t size = part_size(f->rule, f->parts, whole, j);
+        sum += size;
+        if (size % u->tp != 0 && !wide && !f->vocabulary)
+            return uneven(u, f, t, j);
+    }
+    if (sum != whole)
+        return rs_error_set(RS_ERR_MISMATCH,
+            "\"%s\": the rules give it parts of together %lld along dimension %d, it has %lld",
+            t->name, (long long)sum, f->rule->dim, (long long)whole);
+    return RS_OK;
+}
+
+static rs_status find_form(rs_universal *u, const rs_logical *t, form *f)
+{
+    const rs_rule *rule;
+    *f = (form){.ndim = t->ndim, .parts = 1};
+    memcpy(f->shape, t->shape, sizeof *t->shape * (size_t)t->ndim);
+    RS_TRY(rs_universal_rule(u, t->name, &rule));
+    RS_TRY(is_vocabulary(u, t, &f->vocabulary));
+    f->rule = rule;
+    if (rule == NULL || rule->kind != RS_RULE_SPLIT)
+        return RS_OK;
+    RS_TRY(find_view(t, f));
+    f->cut = rule->dim < f->ndim;
+    if (!f->cut && u->tp > 1)
+        return rs_error_set(RS_ERR_MISMATCH,
+            "\"%s\": the rules cut its dimension %d, it has %d dimensions", t->name, rule->dim,
+            f->ndim);
+    if (!f->cut)
+        return RS_OK;
+    /* A bare number is that of equal parts, or the size of one. */
+    f->parts = rule->bare && rule->parts == f->shape[rule->dim] ? 1 : rule->parts;
+    f->fused = rule->sizes != NULL || rule->widths != NULL || rule->view_ndim > 0;
+    return check_parts(u, f, t);
+}
+
+/* ((2, 1, 1), 4): the tensor's shape with its parts. */
+static void add_parts(const form *f, rs_bytes *out)
 {
     rs_pickle_tuple(out);
-    for (int d = 0; d < t->ndim; d++) {
-        if (d != rule->dim) {
-            rs_pickle_int(out, t->shape[d]);
+    for (int d = 0; d < f->ndim; d++) {
+        if (d != f->rule->dim) {
+            rs_pickle_int(out, f->shape[d]);
             continue;
         }
         rs_pickle_tuple(out);
-        for (int j = 0; j < rule->parts; j++)
-            rs_pickle_int(out, part_size(rule, t, j));
+        for (int j = 0; j < f->parts; j++)
+            rs_pickle_int(out, part_size(f->rule, f->parts, f->shape[d], j));
         rs_pickle_tuple_end(out);
     }
     rs_pickle_tuple_end(out);
@@ -123,7 +189,7 @@ static void add_pattern(const char *name, rs_bytes *out)
 }
 
 /* DeepSpeed's SubparamShape, an instance with three attributes; or the same as a dict. */
-static void add_fused(const rs_rule *rule, const rs_logical *t, bool instance, rs_bytes *out)
+static void add_fused(const form *f, const char *name, bool instance, rs_bytes *out)
 {
     if (instance) {
         rs_pickle_name(out, "deepspeed.checkpoint.universal_checkpoint", "SubparamShape");
@@ -132,38 +198,36 @@ static void add_fused(const rs_rule *rule, const rs_logical *t, bool instance, r
     rs_pickle_dict(out);
     rs_pickle_text(out, "patterns");
     rs_pickle_list(out);
-    add_pattern(t->name, out);
+    add_pattern(name, out);
     rs_pickle_list_end(out);
     rs_pickle_text(out, "shape");
-    add_parts(rule, t, out);
+    add_parts(f, out);
     rs_pickle_text(out, "partition_dim");
-    rs_pickle_int(out, rule->dim);
+    rs_pickle_int(out, f->rule->dim);
     rs_pickle_dict_end(out);
     if (instance)
         rs_pickle_build(out);
 }
 
-rs_status rs_universal_cut(rs_universal *u, const rs_logical *t, rs_bytes *out)
+rs_status rs_universal_cut(
+    rs_universal *u, const rs_logical *t, rs_bytes *out, int *ndim, int64_t *shape)
 {
-    const rs_rule *rule;
-    bool vocabulary;
-    RS_TRY(rs_universal_rule(u, t->name, &rule));
-    RS_TRY(is_vocabulary(u, t, &vocabulary));
-    if (rule != NULL && is_cut(rule, t) && is_fused(rule)) {
-        RS_TRY(check_parts(u, rule, t));
+    form f;
+    RS_TRY(find_form(u, t, &f));
+    *ndim = f.ndim;
+    memcpy(shape, f.shape, sizeof *shape * (size_t)f.ndim);
+    if (f.cut && f.fused) {
         rs_pickle_text(out, "sub_param_shape");
-        add_fused(rule, t, true, out);
-    } else if (rule == NULL ? t->ndim > 0 : is_cut(rule, t)) {
-        if (rule != NULL && rule->parts > 1)
-            RS_TRY(check_parts(u, rule, t));
+        add_fused(&f, t->name, true, out);
+    } else if (f.rule == NULL ? f.ndim > 0 : f.cut) {
         rs_pickle_text(out, "cat_dim");
-        rs_pickle_int(out, rule != NULL ? rule->dim : 0);
-        if (rule != NULL && rule->parts > 1) {
+        rs_pickle_int(out, f.rule != NULL ? f.rule->dim : 0);
+        if (f.parts > 1) {
             rs_pickle_text(out, "param_n_sub_params");
-            rs_pickle_int(out, rule->parts);
+            rs_pickle_int(out, f.parts);
         }
     }
-    if (vocabulary) {
+    if (f.vocabulary) {
         rs_pickle_text(out, "vocab_tensor");
         rs_pickle_bool(out, true);
     }
@@ -174,33 +238,26 @@ rs_status rs_universal_cut(rs_universal *u, const rs_logical *t, rs_bytes *out)
 
 typedef enum list_kind { REPLICATED, AVERAGED, HALVES, FUSED, ROWS, VOCABULARY } list_kind;
 
-/* True if the name belongs in that list. */
-static rs_status belongs(rs_universal *u, const rs_logical *t, list_kind kind, bool *yes)
+static bool belongs(const form *f, list_kind kind)
 {
-    const rs_rule *rule;
-    RS_TRY(rs_universal_rule(u, t->name, &rule));
-    bool cut = rule != NULL && is_cut(rule, t), fused = cut && is_fused(rule);
-    bool halves = cut && !fused && rule->parts == 2 && rule->dim == 0;
+    const rs_rule *rule = f->rule;
+    bool halves = f->cut && !f->fused && f->parts == 2 && rule->dim == 0;
+    bool rows = f->cut && !f->fused && f->parts == 1 && rule->dim == 1;
     switch (kind) {
     case REPLICATED:
-        *yes = rule != NULL && !cut && rule->kind != RS_RULE_AVERAGED;
-        break;
+        return rule != NULL && !f->cut && rule->kind != RS_RULE_AVERAGED;
     case AVERAGED:
-        *yes = rule != NULL && rule->kind == RS_RULE_AVERAGED;
-        break;
+        return rule != NULL && rule->kind == RS_RULE_AVERAGED;
     case HALVES:
-        *yes = halves;
-        break;
+        return halves;
     case FUSED:
-        *yes = fused || (cut && rule->parts > 1 && !halves) || (cut && rule->dim > 1);
-        break;
+        return f->cut && !halves && !rows && (f->fused || f->parts > 1 || rule->dim > 0);
     case ROWS:
-        *yes = cut && !fused && rule->parts == 1 && rule->dim == 1;
-        break;
+        return rows;
     case VOCABULARY:
-        return is_vocabulary(u, t, yes);
+        return f->vocabulary;
     }
-    return RS_OK;
+    return false;
 }
 
 /* Buffers and frozen parameters, which the model files hold whole for every rank. */
@@ -217,16 +274,15 @@ static rs_status add_list(rs_universal *u, const char *key, list_kind kind, rs_b
     rs_pickle_list(out);
     for (size_t i = 0; i < u->w->tensors.count; i++) {
         const rs_logical *t = &u->w->tensors.items[i];
+        form f = {0};
         bool yes = kind == REPLICATED && is_whole(u, t);
-        if (strcmp(t->role, "master") == 0)
-            RS_TRY(belongs(u, t, kind, &yes));
-        if (!yes)
-            continue;
-        const rs_rule *rule;
-        RS_TRY(rs_universal_rule(u, t->name, &rule));
-        if (kind == FUSED)
-            add_fused(rule, t, false, out);
-        else
+        if (strcmp(t->role, "master") == 0) {
+            RS_TRY(find_form(u, t, &f));
+            yes = belongs(&f, kind);
+        }
+        if (yes && kind == FUSED)
+            add_fused(&f, t->name, false, out);
+        else if (yes)
             add_pattern(t->name, out);
     }
     rs_pickle_list_end(out);
@@ -284,6 +340,53 @@ static rs_status add_made(rs_universal *u, rs_bytes *out)
     return strcmp(u->version, RS_UNIVERSAL_LONG) == 0 ? add_widths(u, out) : RS_OK;
 }
 
+/* A shape with parts in it, as tuples: DeepSpeed looks for these. */
+static void add_shape(const json_t *shape, rs_bytes *out)
+{
+    json_t *size;
+    size_t i;
+    if (!json_is_array(shape)) {
+        rs_pickle_json(out, shape);
+        return;
+    }
+    rs_pickle_tuple(out);
+    json_array_foreach(shape, i, size) add_shape(size, out);
+    rs_pickle_tuple_end(out);
+}
+
+static void add_carried_fused(const json_t *list, rs_bytes *out)
+{
+    const char *key;
+    json_t *fused, *value;
+    size_t i;
+    rs_pickle_list(out);
+    json_array_foreach(list, i, fused)
+    {
+        rs_pickle_dict(out);
+        json_object_foreach(fused, key, value)
+        {
+            rs_pickle_text(out, key);
+            if (strcmp(key, "shape") == 0)
+                add_shape(value, out);
+            else
+                rs_pickle_json(out, value);
+        }
+        rs_pickle_dict_end(out);
+    }
+    rs_pickle_list_end(out);
+}
+
+/* True for what is of the source's version or tensor-parallel ranks, and not of the target's. */
+static bool is_of_source(const rs_universal *u, const char *key, const json_t *value)
+{
+    const json_t *rows = json_object_iter_value(json_object_iter((json_t *)value));
+    if (strcmp(key, "universal_checkpoint_version") == 0 || strcmp(key, "affine_map") == 0)
+        return true;
+    return strcmp(key, "sub_param_shard_widths") == 0 &&
+           (strcmp(u->version, RS_UNIVERSAL_LONG) != 0 ||
+               json_array_size(json_array_get(rows, 0)) != (size_t)u->tp);
+}
+
 /* The source's own, with what is whole on every rank before its list of such names. */
 static rs_status add_carried(rs_universal *u, const json_t *info, rs_bytes *out)
 {
@@ -294,12 +397,13 @@ static rs_status add_carried(rs_universal *u, const json_t *info, rs_bytes *out)
     size_t i;
     json_object_foreach((json_t *)info, key, value)
     {
-        if (strcmp(key, "universal_checkpoint_version") == 0 || strcmp(key, replicated) == 0 ||
-            (strcmp(key, "sub_param_shard_widths") == 0 &&
-                strcmp(u->version, RS_UNIVERSAL_LONG) != 0))
+        if (is_of_source(u, key, value) || strcmp(key, replicated) == 0)
             continue;
         rs_pickle_text(out, key);
-        rs_pickle_json(out, value);
+        if (strcmp(key, "parameter_with_sub_params") == 0 && json_is_array(value))
+            add_carried_fused(value, out);
+        else
+            rs_pickle_json(out, value);
     }
     rs_pickle_text(out, replicated);
     rs_pickle_list(out);

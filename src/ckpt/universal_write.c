@@ -324,15 +324,14 @@ static rs_status write_state(rs_universal *u, int i, const char *state)
         int64_t flat[1] = {elements_of(t)};
         RS_TRY_GOTO(rs_torch_make_tensor(&make, t->dtype, 1, flat, i, NULL), fail);
     } else {
-        /* DeepSpeed cannot cut what has no dimension. */
-        int64_t one[1] = {1};
-        bool scalar = t->ndim == 0;
+        int64_t shape[RS_MAX_DIMS];
+        int ndim;
         rs_pickle_dict(p);
+        RS_TRY_GOTO(rs_universal_cut(u, t, p, &ndim, shape), fail);
+        if (ndim == 0) /* DeepSpeed cannot cut what has no dimension */
+            shape[ndim++] = 1;
         rs_pickle_text(p, "param");
-        RS_TRY_GOTO(rs_torch_make_tensor(
-                        &make, t->dtype, scalar ? 1 : t->ndim, scalar ? one : t->shape, i, NULL),
-            fail);
-        RS_TRY_GOTO(rs_universal_cut(u, t, p), fail);
+        RS_TRY_GOTO(rs_torch_make_tensor(&make, t->dtype, ndim, shape, i, NULL), fail);
         rs_pickle_dict_end(p);
     }
     RS_TRY_GOTO(rs_torch_make_end(&make), fail);

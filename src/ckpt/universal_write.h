@@ -65,8 +65,10 @@ rs_status rs_universal_add_step(
 /* How `name` is cut; NULL: nothing says it. */
 rs_status rs_universal_rule(rs_universal *u, const char *name, const rs_rule **out) RS_MUST_CHECK;
 
-/* What a state's file says beside the tensor of how it is cut: pairs of a dict that is open. */
-rs_status rs_universal_cut(rs_universal *u, const rs_logical *t, rs_bytes *out) RS_MUST_CHECK;
+/* What a state's file says beside the tensor of how it is cut: pairs of a dict that is open; and
+ * the shape in which it has the tensor (RS_MAX_DIMS of room). */
+rs_status rs_universal_cut(
+    rs_universal *u, const rs_logical *t, rs_bytes *out, int *ndim, int64_t *shape) RS_MUST_CHECK;
 
 /* The model file of model-parallel rank `mp`; the tags are numbers of tensors. */
 rs_status rs_universal_model(rs_universal *u, int mp, rs_torch_make *make) RS_MUST_CHECK;

@@ -59,6 +59,7 @@ rs_status rs_memory_allocate(const rs_placement *placement, int holder, rs_memor
         status = rs_error_memory((size_t)bytes);
         goto free_segments;
     }
+    rs_large_pages(block, (size_t)bytes);
     rs_region *regions = (rs_region *)block;
     char *at = block + rs_round_up((int64_t)(segments.count * sizeof *regions), ALIGN);
     at += (ALIGN - (uintptr_t)at % ALIGN) % ALIGN;
