@@ -8,8 +8,10 @@
  * nothing says it and there is one tensor-parallel rank, tensors get cat_dim 0, as DeepSpeed has it
  * for names in no list; with several they are refused.
  *
- * Version 0.2 cuts each part of a fused tensor evenly; 0.4 has widths for each rank
- * (sub_param_shard_widths).
+ * Version 0.2 cuts each part evenly; with 0.4 the model that loads it knows its ranks' widths
+ * (those of the source, where it has as many ranks, are in sub_param_shard_widths).
+ *
+ * A rule may cut a tensor in another shape than its own: it is then written in that one.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -103,21 +105,21 @@ static rs_status uneven(const rs_universal *u, const form *f, const rs_logical *
     if (f->parts > 1 || f->fused)
         snprintf(part, sizeof part, "its part %d of ", j);
     return rs_error_set(RS_ERR_UNSUPPORTED,
-        "\"%s\": %s%lld along dimension %d cannot be shared evenly by %d tensor-parallel ranks%s",
+        "\"%s\": %s%lld along dimension %d cannot be shared evenly by %d tensor-parallel ranks, as "
+        "version 0.2 wants; 0.4 leaves the shares to the run that loads it",
         t->name, part, (long long)part_size(f->rule, f->parts, f->shape[f->rule->dim], j),
-        f->rule->dim, u->tp, f->rule->ranks == u->tp ? "; version 0.4 can say their widths" : "");
+        f->rule->dim, u->tp);
 }
 
-/* The parts are all of it, and the ranks' shares of each are of one size, unless their widths can
- * be said. */
+/* The parts are all of it; and version 0.2 can be cut in no other than equal shares. */
 static rs_status check_parts(const rs_universal *u, const form *f, const rs_logical *t)
 {
     int64_t sum = 0, whole = f->shape[f->rule->dim];
-    bool wide = strcmp(u->version, RS_UNIVERSAL_LONG) == 0 && f->rule->ranks == u->tp;
+    bool even = strcmp(u->version, RS_UNIVERSAL_LONG) != 0 && !f->vocabulary;
     for (int j = 0; j < f->parts; j++) {
         int64_t size = part_size(f->rule, f->parts, whole, j);
         sum += size;
-        if (size % u->tp != 0 && !wide && !f->vocabulary)
+        if (even && size % u->tp != 0)
             return uneven(u, f, t, j);
     }
     if (sum != whole)

@@ -32,12 +32,15 @@ if ! "$python" -c 'import deepspeed' >log 2>&1; then
     "$python" -c 'import deepspeed' >log 2>&1 || skip "DeepSpeed does not run here: $(tail -1 log)"
 fi
 
-# run RANKS ARGUMENT...: deepspeed_run.py on so many ranks; run_tp: deepspeed_tp.py.
+# run RANKS ARGUMENT...: deepspeed_run.py on so many ranks; run_tp: deepspeed_tp.py; run_auto: deepspeed_autotp.py.
 run() {
     run_program deepspeed_run.py "$@"
 }
 run_tp() {
     run_program deepspeed_tp.py "$@"
+}
+run_auto() {
+    run_program deepspeed_autotp.py "$@"
 }
 run_program() {
     local program=$1 ranks=$2 port=$((20000 + RANDOM % 20000)) rank pids=() status=0
@@ -135,5 +138,24 @@ refuse 1 'nothing in the checkpoint says how it was cut' convert silent silent.3
 for tp in 1 3; do
     expect 0 '^wrote' convert silent silent.$tp --to deepspeed-universal --layout tp=$tp --rules rules.json
     check "DeepSpeed loads it as tp=$tp" run_tp $tp load silent.$tp truth_silent --tp $tp --stage 1
+done
+
+# Automatic tensor parallelism, whose shares need not be even.
+if ! "$python" -c 'import deepspeed, sys; sys.exit(tuple(map(int, deepspeed.__version__.split(".")[:3])) < (0, 19, 6))'; then
+    echo "skipped in part: automatic tensor parallelism wants DeepSpeed 0.19.6 (RS_TEST_DEEPSPEED)"
+    finish
+fi
+all=param,master,exp_avg,exp_avg_sq
+for stage in 1 3; do
+    check "DeepSpeed trains with 3 uneven shares" run_auto 3 train auto$stage --tp 3 --stage $stage
+    refuse 1 'plain.weight.*22 along dimension 0 .*evenly by 3.* 0.4' convert auto$stage auto$stage.02 \
+        --to deepspeed-universal --layout tp=3,zero=$stage
+    for tp in 2 3; do
+        expect 0 '^wrote' convert auto$stage auto$stage.$tp --to deepspeed-universal --universal-version 0.4 \
+            --layout tp=$tp,zero=$stage
+        check "DeepSpeed loads tp=3 as tp=$tp" run_auto $tp load auto$stage.$tp --tp $tp --stage $stage
+        expect 0 '^equal: 72 tensors' verify auto$stage.$tp.again auto$stage --roles $all
+        expect 0 '^equal: 54 tensors' verify auto$stage.$tp auto$stage --roles ${all#param,}
+    done
 done
 finish
