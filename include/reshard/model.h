@@ -17,6 +17,9 @@
 extern "C" {
 #endif
 
+/* Layers among which some have no experts, in no regular order. */
+#define RS_MODEL_DENSE_LAYERS 512
+
 /* Everything that the space and the trainer need to know. What a family does not have is 0. */
 typedef struct rs_model {
     char name[64];   /* preset name, or the configuration's model_type */
@@ -49,13 +52,14 @@ typedef struct rs_model {
     int64_t experts_per_token;
     int64_t expert_ffn;
     int64_t dense_first; /* so many layers at the beginning have no experts */
-    int64_t shared_ffn;  /* of what every token passes through beside its experts */
-    bool shared_gate;    /* how much of it counts is learnt, token by token (Qwen2-MoE) */
-    bool norm_topk;      /* the weights of a token's experts are scaled to sum to 1 */
-    bool router_bias;    /* added to choose experts, not to weigh them; moved by a rule, not by
-                            gradients (DeepSeek-V3) */
-    double aux_loss;     /* coefficient of the load balancing loss */
-    int64_t mtp_layers;  /* behind the last: they predict further tokens (DeepSeek-V3) */
+    uint64_t dense_layers[RS_MODEL_DENSE_LAYERS / 64]; /* bit l: nor has layer l */
+    int64_t shared_ffn; /* of what every token passes through beside its experts */
+    bool shared_gate;   /* how much of it counts is learnt, token by token (Qwen2-MoE) */
+    bool norm_topk;     /* the weights of a token's experts are scaled to sum to 1 */
+    bool router_bias;   /* added to choose experts, not to weigh them; moved by a rule, not by
+                           gradients (DeepSeek-V3) */
+    double aux_loss;    /* coefficient of the load balancing loss */
+    int64_t mtp_layers; /* behind the last: they predict further tokens (DeepSeek-V3) */
 
     /* Multi-head latent attention (DeepSeek); kv_rank = 0: none of this. head_dim = nope + rope. */
     int64_t kv_rank;
@@ -75,6 +79,10 @@ rs_status rs_model_load(const char *name_or_path, rs_model *out) RS_MUST_CHECK;
 
 /* NULL-terminated list of preset names. */
 const char *const *rs_model_presets(void);
+
+/* Whether layer `layer` has experts, and how many layers have, those of `mtp_layers` among them. */
+bool rs_model_has_experts(const rs_model *model, int64_t layer);
+int64_t rs_model_expert_layers(const rs_model *model);
 
 /*
  * RS_ERR_UNSUPPORTED, naming the key, if a training step over sequences of `seq` tokens would
@@ -109,8 +117,8 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_C
  *   layers.attn.q_b.weight [L,Q,R]                            if q_rank, else layers.attn.q.weight
  *   layers.attn.kv_a.weight [L,C+P,H], layers.attn.kv_a_norm.weight [L,C],
  *   layers.attn.kv_b.weight [L,heads*(D-P+v_dim),C], and layers.attn.o.weight [L,H,O]
- * Experts, E of them of size G, S shared_ffn; L is here the layers from dense_first on, and
- * layers.mlp is in those before:
+ * Experts, E of them of size G, S shared_ffn; L is here the layers that have experts, and
+ * layers.mlp is in the others:
  *   layers.router.weight [L,E,H], layers.router.bias [L,E]                      if router_bias
  *   layers.experts.gate.weight [L,E,G,H], layers.experts.up.weight [L,E,G,H],
  *   layers.experts.down.weight [L,E,H,G]

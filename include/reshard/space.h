@@ -60,6 +60,8 @@ typedef struct rs_tensor {
     int64_t kv_group;          /* query heads per key/value head, for RS_AXIS_KV_HEAD; 0 means 1 */
     int64_t layer_first;       /* index i of the layer axis is layer layer_first + i of the model:
                                   layers that differ are several tensors */
+    const int64_t *layers;     /* or, where these do not follow each other, the layer of each index,
+                                  ascending; NULL: they do */
     rs_stage_rule stage;
     bool decay; /* takes part in weight decay */
 } rs_tensor;
@@ -88,11 +90,12 @@ void rs_space_destroy(rs_space *space);
 /* Adds a role to every tensor; copies `role`. `*id` (may be NULL) gets its number, from 0 on. */
 rs_status rs_space_add_role(rs_space *space, const rs_role *role, int *id) RS_MUST_CHECK;
 
-/* Adds a tensor; copies `tensor` and its name. `*id` (may be NULL) gets its number, from 0 on.
- * RS_ERR_ARGUMENT: name taken, more than RS_MAX_DIMS dimensions, negative extent, an axis length
- * that is no multiple of its unit, a layer axis that is not axis 0, a negative kv_group or
- * layer_first, a layer_first without a layer axis, a second expert axis.
- * RS_ERR_OVERFLOW: elements, bytes or query heads do not fit 64 bits. */
+/* Adds a tensor; copies `tensor`, its name and its layers. `*id` (may be NULL) gets its number,
+ * from 0 on. RS_ERR_ARGUMENT: name taken, more than RS_MAX_DIMS dimensions, negative extent, an
+ * axis length that is no multiple of its unit, a layer axis that is not axis 0, a negative kv_group
+ * or layer_first, a layer_first without a layer axis, layers that do not ascend or do not begin
+ * with layer_first, a second expert axis. RS_ERR_OVERFLOW: elements, bytes or query heads do not
+ * fit 64 bits. */
 rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id) RS_MUST_CHECK;
 
 /* Gives one tensor an element type of its own in one role; RS_DTYPE_NONE: the tensor has no such
@@ -119,6 +122,16 @@ int rs_space_role_count(const rs_space *space);
 /* Borrowed; valid as long as the space and no tensor is added. */
 const rs_tensor *rs_space_tensor(const rs_space *space, int tensor);
 const rs_role *rs_space_role(const rs_space *space, int role);
+
+/* Of a tensor with a layer axis: the layer of the model that an index of it is. */
+int64_t rs_tensor_layer(const rs_tensor *tensor, int64_t index);
+
+/* The indices of the layers before `layer`: how many. Index `i` of them is that of the first layer
+ * from `layer` on, if there is one. */
+int64_t rs_tensor_layers_before(const rs_tensor *tensor, int64_t layer);
+
+/* Where the layer axis ends: one more than its last layer, layer_first if it has none. */
+int64_t rs_tensor_layer_end(const rs_tensor *tensor);
 
 /* Number of the tensor or role of that name, -1 if there is none. */
 int rs_space_find_tensor(const rs_space *space, const char *name);

@@ -30,14 +30,42 @@ static rs_status set_facts(const rs_catalog *catalog, rs_space *space)
     return RS_OK;
 }
 
-static void set_layers(const rs_catalog *catalog, rs_tensor *tensor)
+/* Adds a tensor, whose layers the catalogue may tell: with which they begin, or all of them. */
+static rs_status add_tensor(
+    const rs_catalog *catalog, rs_tensor *tensor, rs_space *space, int *number)
 {
-    const json_t *first =
+    const json_t *told =
         json_object_get(json_object_get(catalog->model, "first_layers"), tensor->name);
-    if (!json_is_integer(first) || tensor->ndim == 0)
-        return;
+    size_t count = json_array_size(told);
+    if (told == NULL || tensor->ndim == 0)
+        return rs_space_add_tensor(space, tensor, number);
     tensor->axis[0] = RS_AXIS_LAYER;
-    tensor->layer_first = json_integer_value(first);
+    tensor->layer_first = json_integer_value(count > 0 ? json_array_get(told, 0) : told);
+    if (count == 0)
+        return rs_space_add_tensor(space, tensor, number);
+    if ((int64_t)count != tensor->shape[0])
+        return rs_error_set(RS_ERR_MALFORMED, "tensor %s has %lld layers, but %zu are listed",
+            tensor->name, (long long)tensor->shape[0], count);
+    int64_t *layers = rs_calloc(count, sizeof *layers);
+    if (layers == NULL)
+        return rs_error_memory(count * sizeof *layers);
+    for (size_t i = 0; i < count; i++)
+        layers[i] = json_integer_value(json_array_get(told, i));
+    tensor->layers = layers;
+    rs_status status = rs_space_add_tensor(space, tensor, number);
+    free(layers);
+    return status;
+}
+
+json_t *rs_logical_layers(const rs_tensor *tensor)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; i < tensor->shape[0]; i++)
+        if (json_array_append_new(list, json_integer(rs_tensor_layer(tensor, i))) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    return list;
 }
 
 rs_status rs_logical_list_space(
@@ -60,8 +88,7 @@ rs_status rs_logical_list_space(
         if (t < 0) {
             rs_tensor tensor = {.name = item->name, .ndim = item->ndim};
             memcpy(tensor.shape, item->shape, sizeof tensor.shape);
-            set_layers(catalog, &tensor);
-            RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, &t), fail);
+            RS_TRY_GOTO(add_tensor(catalog, &tensor, space, &t), fail);
             for (int r = 0; r < rs_space_role_count(space); r++)
                 RS_TRY_GOTO(rs_space_set_dtype(space, t, r, RS_DTYPE_NONE), fail);
         }
@@ -111,7 +138,9 @@ rs_status rs_logical_set_model(rs_catalog *catalog, const rs_space *space)
     }
     for (int i = 0; i < rs_space_tensor_count(space) && !bad; i++) {
         const rs_tensor *tensor = rs_space_tensor(space, i);
-        if (tensor->layer_first > 0)
+        if (tensor->layers != NULL)
+            bad = json_object_set_new(first, tensor->name, rs_logical_layers(tensor)) != 0;
+        else if (tensor->layer_first > 0)
             bad = json_object_set_new(first, tensor->name, json_integer(tensor->layer_first)) != 0;
     }
     json_decref(catalog->model);

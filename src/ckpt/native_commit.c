@@ -25,6 +25,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "ckpt/format.h"
+#include "ckpt/logical.h"
 #include "ckpt/native_names.h"
 #include "ckpt/publish.h"
 #include "reshard/certificate.h"
@@ -398,8 +399,13 @@ static json_t *tensor_json(const rs_space *space, int tensor, const uint64_t *wo
     }
     json_t *out =
         bad ? NULL : json_pack("{s:s,s:O,s:O}", "name", t->name, "shape", shape, "roles", roles);
-    if (out != NULL && t->layer_first > 0 &&
+    if (out != NULL && t->layer_first > 0 && t->layers == NULL &&
         json_object_set_new(out, "first_layer", json_integer(t->layer_first)) != 0) {
+        json_decref(out);
+        out = NULL;
+    }
+    if (out != NULL && t->layers != NULL &&
+        json_object_set_new(out, "layers", rs_logical_layers(t)) != 0) {
         json_decref(out);
         out = NULL;
     }

@@ -126,6 +126,18 @@ static rs_status plain_name(const reading *r, const char *name, const char *role
     return rs_pool_text(&r->catalog->pool, name, length - tail, out);
 }
 
+static bool lists_layers(const json_t *list, int64_t count)
+{
+    json_int_t last = -1;
+    bool fits = json_is_array(list) && count > 0 && (int64_t)json_array_size(list) == count;
+    for (size_t i = 0; fits && i < json_array_size(list); i++) {
+        const json_t *item = json_array_get(list, i);
+        fits = json_is_integer(item) && json_integer_value(item) > last;
+        last = json_integer_value(item);
+    }
+    return fits;
+}
+
 static rs_status read_tensor(const reading *r, const json_t *tensor, json_t *sums)
 {
     const char *name = json_string_value(json_object_get(tensor, "name")), *role;
@@ -138,6 +150,10 @@ static rs_status read_tensor(const reading *r, const json_t *tensor, json_t *sum
     RS_TRY(numbers_of(r, json_object_get(tensor, "shape"), &ndim, shape));
     if (first != NULL && (!json_is_integer(first) || json_integer_value(first) < 0 || ndim == 0))
         return bad(r, "a tensor's \"first_layer\" is no number");
+    json_t *layers = json_object_get(tensor, "layers");
+    if (layers != NULL && (ndim == 0 || !lists_layers(layers, shape[0])))
+        return bad(r, "a tensor's \"layers\" are no numbers, one for each, ascending");
+    first = layers != NULL ? layers : first;
     if (first != NULL &&
         json_object_set(json_object_get(r->catalog->model, "first_layers"), name, first) != 0)
         return rs_error_memory(1);

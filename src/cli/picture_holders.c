@@ -99,7 +99,7 @@ static bool in_block(const panel *a, const rs_tensor *tensor, int block)
 {
     bool first = block == 0, last = block == a->blocks - 1;
     if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER)
-        return block > tensor->layer_first && block <= tensor->layer_first + tensor->shape[0];
+        return rs_tensor_layers_before(tensor, block - 1) < rs_tensor_layers_before(tensor, block);
     if (tensor->stage == RS_STAGE_FIRST_AND_LAST)
         return first || (last && a->layout->pp > 1);
     return tensor->stage == RS_STAGE_LAST ? last : first;

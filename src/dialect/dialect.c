@@ -70,10 +70,29 @@ static rs_status misfit(const use *u, const char *what)
         u->dialect->name, u->rule->name.text, u->first->name, what);
 }
 
-/* What is added to an index of dimension `d` where it is told. */
-static int64_t first_of(const rs_tensor *tensor, int d)
+/* The number that names tell for an index of dimension `d`: of layers, that in the model. */
+static int64_t number_of(const rs_tensor *tensor, int d, int64_t index)
 {
-    return tensor->axis[d] == RS_AXIS_LAYER ? tensor->layer_first : 0;
+    return tensor->axis[d] == RS_AXIS_LAYER ? rs_tensor_layer(tensor, index) : index;
+}
+
+/* The index of dimension `d` that has a number; -1 if none has. */
+static int64_t index_of(const rs_tensor *tensor, int d, int64_t number)
+{
+    if (tensor->axis[d] != RS_AXIS_LAYER)
+        return number >= 0 && number < tensor->shape[d] ? number : -1;
+    int64_t index = number >= 0 ? rs_tensor_layers_before(tensor, number) : tensor->shape[0];
+    return index < tensor->shape[0] && rs_tensor_layer(tensor, index) == number ? index : -1;
+}
+
+/* Whether indices of dimension `d`, of one length, have the same numbers. */
+static bool same_numbers(const rs_tensor *a, const rs_tensor *b, int d)
+{
+    bool layers = a->axis[d] == RS_AXIS_LAYER || b->axis[d] == RS_AXIS_LAYER;
+    for (int64_t i = 0; layers && i < a->shape[d]; i++)
+        if (number_of(a, d, i) != number_of(b, d, i))
+            return false;
+    return true;
 }
 
 /* The tensors of a rule; false if one is not in the space. `tensor` is that of an identity. */
@@ -144,8 +163,7 @@ static rs_status check_shapes(use *u)
             bool along = several && d == u->rest[r->along];
             if (along && t->shape[d] % u->groups != 0)
                 return misfit(u, "a part cannot be cut into so many groups");
-            if (!along &&
-                (t->shape[d] != u->first->shape[d] || first_of(t, d) != first_of(u->first, d)))
+            if (!along && (t->shape[d] != u->first->shape[d] || !same_numbers(t, u->first, d)))
                 return misfit(u, "its tensors have unlike shapes");
         }
     }
@@ -249,7 +267,7 @@ static rs_status write_name(const use *u, const int64_t *index, char **out)
             rs_text_append(&text, "%.*s", (int)t->length, t->text);
             break;
         case TOKEN_INDEX:
-            rs_text_append(&text, "%" PRId64, index[t->dim] + first_of(u->first, t->dim) + t->plus);
+            rs_text_append(&text, "%" PRId64, number_of(u->first, t->dim, index[t->dim]) + t->plus);
             break;
         case TOKEN_FACT:
             status = number_fact(u, t->text, t->length, &number);
@@ -368,8 +386,9 @@ static bool match(const pattern *p, size_t i, const char *name, int64_t *numbers
     return *name == '\0';
 }
 
-/* Turns the numbers of a matched name into indices. `*wrong` is the first dimension whose index the
- * tensor has not, -1 if there is none; `*fits` is false where a fact is another. */
+/* Turns the numbers of a matched name into indices. `*wrong` is the first dimension whose number no
+ * index of the tensor has, and keeps it, -1 if there is none; `*fits` is false where a fact is
+ * another. */
 static rs_status place_index(
     const use *u, const int64_t *numbers, int64_t *index, int *wrong, bool *fits)
 {
@@ -384,20 +403,22 @@ static rs_status place_index(
         }
         if (t->kind != TOKEN_INDEX)
             continue;
-        index[t->dim] = numbers[i] - t->plus - first_of(u->first, t->dim);
-        if (*wrong < 0 && (index[t->dim] < 0 || index[t->dim] >= u->first->shape[t->dim]))
+        index[t->dim] = index_of(u->first, t->dim, numbers[i] - t->plus);
+        if (*wrong < 0 && index[t->dim] < 0) {
             *wrong = t->dim;
+            index[t->dim] = numbers[i] - t->plus;
+        }
     }
     return RS_OK;
 }
 
-static rs_status outside(const char *name, const rs_tensor *tensor, int d, int64_t index)
+static rs_status outside(const char *name, const rs_tensor *tensor, int d, int64_t number)
 {
-    int64_t first = first_of(tensor, d);
+    int64_t first = tensor->axis[d] == RS_AXIS_LAYER ? tensor->layer_first : 0;
     return rs_error_set(RS_ERR_NOT_FOUND,
         "tensor %s: index %" PRId64 " of dimension %d, but %s has %" PRId64 " of them from %" PRId64
         " on",
-        name, index + first, d, tensor->name, tensor->shape[d], first);
+        name, number, d, tensor->name, tensor->shape[d], first);
 }
 
 /* The name under a rule: RS_OK and `*found`, or not found, with the reason where there is one. */

@@ -135,29 +135,31 @@ typedef struct family {
     rs_status (*read)(const json_t *root, rs_model *out); /* all of it; NULL: as the others */
 } family;
 
-/* A list of whole numbers that are 0, 1, ... count - 1 in any order; absent: none. */
-static rs_status read_first(const json_t *root, const char *key, int64_t *count)
+/* Which of a Qwen's layers have no experts: those listed, and of the others all but every
+ * so-manieth
+ * (`mlp_only_layers`, `decoder_sparse_step`). */
+static rs_status read_dense_layers(const json_t *root, rs_model *out)
 {
-    const json_t *list = value_of(root, key);
-    *count = 0;
-    if (list == NULL)
-        return RS_OK;
-    if (!json_is_array(list))
-        return wrong_type(key, "a list of layers");
-    int64_t length = (int64_t)json_array_size(list);
-    for (int64_t layer = 0; layer < length; layer++) {
-        bool found = false;
-        for (size_t i = 0; i < json_array_size(list); i++) {
-            const json_t *item = json_array_get(list, i);
-            found = found || (json_is_integer(item) && json_integer_value(item) == layer);
-        }
-        if (!found)
-            return rs_error_set(RS_ERR_UNSUPPORTED,
-                "key \"%s\": layers without experts are known at the beginning only, and of its "
-                "%" PRId64 " layers it lacks layer %" PRId64,
-                key, length, layer);
+    const json_t *list = value_of(root, "mlp_only_layers");
+    int64_t step = 1;
+    RS_TRY(read_integer(root, "decoder_sparse_step", 1, &step));
+    if (list != NULL && !json_is_array(list))
+        return wrong_type("mlp_only_layers", "a list of layers");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *item = json_array_get(list, i);
+        int64_t layer = json_integer_value(item);
+        if (!json_is_integer(item) || layer < 0 || layer >= out->layers)
+            return rs_error_set(RS_ERR_MALFORMED,
+                "key \"mlp_only_layers\": numbers of layers from 0 to %" PRId64 " are wanted",
+                out->layers - 1);
+        if (layer < RS_MODEL_DENSE_LAYERS)
+            out->dense_layers[layer / 64] |= (uint64_t)1 << (layer % 64);
     }
-    *count = length;
+    for (int64_t l = 0; step > 1 && l < rs_min64(out->layers, RS_MODEL_DENSE_LAYERS); l++)
+        if ((l + 1) % step != 0)
+            out->dense_layers[l / 64] |= (uint64_t)1 << (l % 64);
+    if (rs_model_lists_dense(out) && rs_model_expert_layers(out) == 0)
+        out->experts = 0; /* that no token would pass through */
     return RS_OK;
 }
 
@@ -189,8 +191,7 @@ static rs_status read_qwen_moe(const json_t *root, rs_model *out)
     RS_TRY(read_integer(root, "num_experts_per_tok", -1, &out->experts_per_token));
     RS_TRY(read_integer(root, "moe_intermediate_size", -1, &out->expert_ffn));
     RS_TRY(read_bool(root, "norm_topk_prob", &out->norm_topk));
-    RS_TRY(read_step(root, "decoder_sparse_step"));
-    RS_TRY(read_first(root, "mlp_only_layers", &out->dense_first));
+    RS_TRY(read_dense_layers(root, out));
     return read_real_or_zero(root, "router_aux_loss_coef", 0.001, &out->aux_loss);
 }
 

@@ -405,16 +405,18 @@ int rs_layout_segment(const rs_space *space, int role, int block)
     return role * rs_layout_block_count(space) + block;
 }
 
-/* Layers first..end-1 that a pipeline rank has of layers begin..limit-1. */
+/* Layers before `limit` that a pipeline rank has of a tensor. */
 static int64_t layers_within(
-    const rs_layout *layout, int64_t layers, int stage, int64_t begin, int64_t limit)
+    const rs_layout *layout, int64_t layers, int stage, const rs_tensor *tensor, int64_t limit)
 {
     int64_t count = 0;
     for (int v = 0; v < layout->vpp; v++) {
         int64_t first;
         int64_t end;
         rs_layout_stage_layers(layout, layers, v * layout->pp + stage, &first, &end);
-        count += rs_max64(rs_min64(end, limit) - rs_max64(first, begin), 0);
+        if (first < limit)
+            count += rs_tensor_layers_before(tensor, rs_min64(end, limit)) -
+                     rs_tensor_layers_before(tensor, first);
     }
     return count;
 }
@@ -434,8 +436,7 @@ static int64_t elements_before(
             continue;
         int64_t times;
         if (rs_tensor_has_layers(tensor))
-            times = layers_within(layout, layers, at.stage, tensor->layer_first,
-                rs_min64(block - 1, tensor->layer_first + tensor->shape[0]));
+            times = layers_within(layout, layers, at.stage, tensor, block - 1);
         else
             times = (block > 0 && rs_layout_stage_has(layout, tensor, at.stage, false)) +
                     (block > layers + 1 && rs_layout_stage_has(layout, tensor, at.stage, true));

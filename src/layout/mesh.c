@@ -329,7 +329,7 @@ static rs_status mesh_address(const rs_placement *placement, int holder, int ten
     const rs_tensor *of = described(self, tensor);
     int on = rs_tensor_mesh(of);
     rs_place at = rs_layout_place(&self->tables.layout, on, holder);
-    int block = rs_tensor_has_layers(of) ? (int)(of->layer_first + box->offset[0]) + 1 : 0;
+    int block = rs_tensor_has_layers(of) ? (int)rs_tensor_layer(of, box->offset[0]) + 1 : 0;
     piece whole;
     bool found = find_piece(self, role, at.stage, at.slice, block, tensor, &whole);
     if (!found && !rs_tensor_has_layers(of)) {
@@ -501,8 +501,8 @@ static rs_status mesh_locate(
     const rs_layout *layout = &self->tables.layout;
     const rs_tensor *of = described(self, tensor);
     if (rs_tensor_has_layers(of)) {
-        int64_t first = of->layer_first + box->offset[0];
-        for (int64_t layer = first; layer < first + box->extent[0]; layer++) {
+        for (int64_t i = box->offset[0]; i < box->offset[0] + box->extent[0]; i++) {
+            int64_t layer = rs_tensor_layer(of, i);
             int stage = rs_layout_stage_of_layer(layout, self->tables.layers, layer) % layout->pp;
             RS_TRY(locate_in_block(self, stage, (int)layer + 1, tensor, role, box, out));
         }

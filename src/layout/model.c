@@ -50,6 +50,35 @@ rs_status rs_model_load(const char *name_or_path, rs_model *out)
     return status;
 }
 
+/* ---- layers ---- */
+
+bool rs_model_has_experts(const rs_model *model, int64_t layer)
+{
+    bool listed =
+        layer < RS_MODEL_DENSE_LAYERS && (model->dense_layers[layer / 64] >> (layer % 64) & 1) != 0;
+    return model->experts > 0 && layer >= model->dense_first && !listed;
+}
+
+bool rs_model_lists_dense(const rs_model *model)
+{
+    uint64_t any = 0;
+    for (int i = 0; i < RS_MODEL_DENSE_LAYERS / 64; i++)
+        any |= model->dense_layers[i];
+    return any != 0;
+}
+
+int64_t rs_model_expert_layers(const rs_model *model)
+{
+    int64_t count = 0, all = model->layers + model->mtp_layers;
+    if (model->experts == 0)
+        return 0;
+    if (!rs_model_lists_dense(model))
+        return all - model->dense_first;
+    for (int64_t l = 0; l < all; l++)
+        count += rs_model_has_experts(model, l);
+    return count;
+}
+
 /* ---- checks ---- */
 
 typedef struct number {
@@ -87,6 +116,10 @@ static rs_status check_experts(const rs_model *model, rs_status status)
     if (!rs_add_fits(model->layers, model->mtp_layers, &layers))
         return rs_error_set(
             RS_ERR_OVERFLOW, "%" PRId64 " layers do not fit 64 bits", model->layers);
+    if (layers > RS_MODEL_DENSE_LAYERS && rs_model_lists_dense(model))
+        return rs_error_set(RS_ERR_UNSUPPORTED,
+            "experts in some of %" PRId64 " layers; of up to %d that is known", layers,
+            RS_MODEL_DENSE_LAYERS);
     return RS_OK;
 }
 

@@ -25,6 +25,9 @@ rs_status rs_training_add_roles(
 rs_status rs_training_set_roles(
     rs_space *space, const rs_training *training, const rs_optimizer *optimizer) RS_MUST_CHECK;
 
+/* Whether layers without experts are listed (dense_layers). */
+bool rs_model_lists_dense(const rs_model *model);
+
 static inline bool rs_model_has_mla(const rs_model *model)
 {
     return model->kv_rank > 0;

@@ -7,7 +7,7 @@
  * names.
  *
  * Layers that differ are several tensors: the feed-forward matrices of a model with experts stand
- * in the first layers alone, the experts in the others.
+ * in the layers without these alone.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -140,30 +140,54 @@ static unsigned switches_of(const rs_model *model)
            (model->plain_mlp ? 0u : GATED) | (model->positions > 0 ? POSITIONED : 0u);
 }
 
-/* The layers that have a row: where they begin, and how many. */
-static int64_t layers_of(const rs_model *model, span which, int64_t *count)
+/* The layers that have a row: where they begin, how many, and, where they do not follow each other,
+ * which. */
+typedef struct layer_list {
+    int64_t first;
+    int64_t count;
+    bool listed;
+    int64_t layers[RS_MODEL_DENSE_LAYERS];
+} layer_list;
+
+static void set_range(layer_list *list, int64_t first, int64_t end)
+{
+    *list = (layer_list){.first = first, .count = end - first};
+}
+
+static void list_layers(const rs_model *model, bool sparse, layer_list *list)
+{
+    list->listed = true;
+    list->count = 0;
+    for (int64_t l = 0; l < model->layers + model->mtp_layers; l++)
+        if (rs_model_has_experts(model, l) == sparse)
+            list->layers[list->count++] = l;
+    list->first = list->layers[0];
+}
+
+static void layers_of(const rs_model *model, span which, layer_list *out)
 {
     bool experts = model->experts > 0;
     int64_t all = model->layers + (experts ? model->mtp_layers : 0);
+    set_range(out, 0, all);
     switch (which) {
     case ALL_LAYERS:
-        *count = all;
-        return 0;
-    case DENSE:
-        *count = experts ? model->dense_first : all;
-        return 0;
-    case SPARSE:
-        *count = experts ? all - model->dense_first : 0;
-        return experts ? model->dense_first : 0;
+        return;
     case FURTHER:
-        *count = all - model->layers;
-        return model->layers;
+        set_range(out, model->layers, all);
+        return;
+    case DENSE:
+    case SPARSE:
+        if (experts && rs_model_lists_dense(model))
+            list_layers(model, which == SPARSE, out);
+        else if (which == DENSE)
+            set_range(out, 0, experts ? model->dense_first : all);
+        else
+            set_range(out, experts ? model->dense_first : all, all);
     }
-    *count = 0;
-    return 0;
 }
 
-static rs_tensor tensor_of(const rs_model *model, const row *of, int64_t first, int64_t layers)
+/* The list of layers is lent to the tensor. */
+static rs_tensor tensor_of(const rs_model *model, const row *of, const layer_list *layers)
 {
     bool latent = rs_model_has_mla(model);
     int64_t value = latent ? model->v_dim : model->head_dim;
@@ -173,7 +197,7 @@ static rs_tensor tensor_of(const rs_model *model, const row *of, int64_t first, 
         rs_axis axis;
         int64_t unit;
     } meaning[SYMBOLS] = {
-        [LAYERS] = {layers, RS_AXIS_LAYER, 0},
+        [LAYERS] = {layers->count, RS_AXIS_LAYER, 0},
         [HIDDEN] = {model->hidden, RS_AXIS_WHOLE, 0},
         [Q_ROWS] = {model->heads * model->head_dim, RS_AXIS_Q_HEAD, model->head_dim},
         [KV_ROWS] = {model->kv_heads * model->head_dim, RS_AXIS_KV_HEAD, model->head_dim},
@@ -203,8 +227,10 @@ static rs_tensor tensor_of(const rs_model *model, const row *of, int64_t first, 
         tensor.unit[d] = meaning[of->dims[d]].unit;
         tensor.ndim++;
     }
-    if (of->dims[0] == LAYERS)
-        tensor.layer_first = first;
+    if (of->dims[0] == LAYERS) {
+        tensor.layer_first = layers->first;
+        tensor.layers = layers->listed ? layers->layers : NULL;
+    }
     /* What predicts further tokens stands in the last layers, and reads them. */
     if (of->dims[0] == VOCAB && tensor.stage == RS_STAGE_FIRST &&
         (model->tied || model->mtp_layers > 0))
@@ -257,15 +283,15 @@ rs_status rs_training_space(
     if (status != RS_OK)
         return rs_error_context(status, "model %s", model->name);
     rs_space *space;
+    layer_list layers;
     unsigned switches = switches_of(model);
     RS_TRY(rs_space_create(&space));
     RS_TRY_GOTO(rs_training_add_roles(space, dtype, optimizer), fail);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        int64_t layers;
-        int64_t first = layers_of(model, rows[i].layers, &layers);
-        if ((rows[i].when & ~switches) != 0 || (rows[i].layers != ALL_LAYERS && layers == 0))
+        layers_of(model, rows[i].layers, &layers);
+        if ((rows[i].when & ~switches) != 0 || (rows[i].layers != ALL_LAYERS && layers.count == 0))
             continue;
-        rs_tensor tensor = tensor_of(model, &rows[i], first, layers);
+        rs_tensor tensor = tensor_of(model, &rows[i], &layers);
         RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, NULL), fail);
     }
     RS_TRY_GOTO(rs_training_set_roles(space, training, optimizer), fail);

@@ -127,7 +127,7 @@ rs_box rs_tables_local_box(
         box.extent[d] = end - box.offset[d];
     }
     if (rs_tensor_has_layers(tensor)) {
-        box.offset[0] = layer - tensor->layer_first;
+        box.offset[0] = rs_tensor_layers_before(tensor, layer);
         box.extent[0] = 1;
     }
     return box;
@@ -173,8 +173,8 @@ static bool kind_has(const rs_tables *tables, int kind, int64_t layer, const rs_
     case RS_KIND_TAIL:
         return rs_layout_stage_has(layout, tensor, layout->pp - 1, true);
     default:
-        return rs_tensor_has_layers(tensor) && layer >= tensor->layer_first &&
-               layer < tensor->layer_first + tensor->shape[0];
+        return rs_tensor_has_layers(tensor) &&
+               rs_tensor_layers_before(tensor, layer) < rs_tensor_layers_before(tensor, layer + 1);
     }
 }
 
@@ -187,16 +187,27 @@ typedef struct scratch {
     size_t runs;
 } scratch;
 
-static rs_status scratch_init(scratch *room, int tensors)
+/* Layers at which runs may begin, alike ones counted again. */
+static size_t count_starts(const rs_space *space)
 {
-    size_t n = (size_t)tensors;
+    size_t count = 1;
+    for (int i = 0; i < rs_space_tensor_count(space); i++) {
+        const rs_tensor *tensor = rs_space_tensor(space, i);
+        count += tensor->layers != NULL ? 2 * (size_t)tensor->shape[0] : 2;
+    }
+    return count;
+}
+
+static rs_status scratch_init(scratch *room, const rs_space *space)
+{
+    size_t n = (size_t)rs_space_tensor_count(space), starts = count_starts(space);
     room->tensors = rs_calloc(n, sizeof *room->tensors);
     room->sizes = rs_calloc(n, sizeof *room->sizes);
     room->counts = rs_calloc(n, sizeof *room->counts);
-    room->starts = rs_calloc(2 * n + 1, sizeof *room->starts);
+    room->starts = rs_calloc(starts, sizeof *room->starts);
     if (room->tensors == NULL || room->sizes == NULL || room->counts == NULL ||
         room->starts == NULL)
-        return rs_error_memory((5 * n + 1) * sizeof *room->sizes);
+        return rs_error_memory((3 * n + starts) * sizeof *room->sizes);
     return RS_OK;
 }
 
@@ -299,10 +310,16 @@ static void find_runs(const rs_tables *tables, scratch *room)
         const rs_tensor *tensor = rs_space_tensor(tables->space, i);
         if (!rs_tensor_has_layers(tensor) || tensor->shape[0] == 0)
             continue;
-        int64_t end = tensor->layer_first + tensor->shape[0];
-        starts[count++] = tensor->layer_first;
-        if (end < tables->layers)
-            starts[count++] = end;
+        for (int64_t k = 0, last = tensor->shape[0] - 1; k <= last; k++) {
+            int64_t layer = rs_tensor_layer(tensor, k);
+            if (k == 0 || layer > rs_tensor_layer(tensor, k - 1) + 1)
+                starts[count++] = layer;
+            if (tensor->layers == NULL)
+                layer = rs_tensor_layer(tensor, k = last);
+            if (layer + 1 < tables->layers &&
+                (k == last || rs_tensor_layer(tensor, k + 1) > layer + 1))
+                starts[count++] = layer + 1;
+        }
     }
     qsort(starts, count, sizeof *starts, compare_layers);
     size_t kept = 0;
@@ -344,7 +361,7 @@ rs_status rs_tables_init(rs_tables *tables, const rs_space *space, const rs_layo
     for (int mesh = 0; mesh < RS_MESHES; mesh++)
         tables->grid[mesh] = rs_layout_grid(layout, mesh);
     sort_roles(tables);
-    RS_TRY_GOTO(scratch_init(&room, rs_space_tensor_count(space)), done);
+    RS_TRY_GOTO(scratch_init(&room, space), done);
     find_runs(tables, &room);
     tables->kind_count = RS_KIND_LAYERS + (int)room.runs;
     size_t kinds = (size_t)tables->kind_count * RS_MESHES * (size_t)tables->class_count;

@@ -57,12 +57,18 @@ rs_status rs_space_create(rs_space **out)
     return RS_OK;
 }
 
+static void free_copies(rs_tensor *tensor)
+{
+    free((char *)tensor->name);
+    free((int64_t *)tensor->layers);
+}
+
 void rs_space_destroy(rs_space *space)
 {
     if (space == NULL)
         return;
     for (size_t i = 0; i < space->tensor_count; i++)
-        free((char *)space->tensors[i].name);
+        free_copies(&space->tensors[i]);
     for (int r = 0; r < space->role_count; r++)
         free((char *)space->roles[r].name);
     free(space->tensors);
@@ -161,13 +167,8 @@ static size_t index_position(const rs_space *space, const char *name, bool *foun
     return at;
 }
 
-static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)
+static rs_status check_layers(const rs_tensor *tensor)
 {
-    if (tensor->name == NULL)
-        return rs_error_set(RS_ERR_ARGUMENT, "a tensor needs a name");
-    if (tensor->ndim < 0 || tensor->ndim > RS_MAX_DIMS)
-        return rs_error_set(RS_ERR_ARGUMENT, "tensor %s has %d dimensions, 0 to %d are possible",
-            tensor->name, tensor->ndim, RS_MAX_DIMS);
     bool layered = tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER;
     int64_t last;
     if (tensor->layer_first < 0 || (tensor->layer_first > 0 && !layered) ||
@@ -175,6 +176,70 @@ static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)
         return rs_error_set(RS_ERR_ARGUMENT,
             "tensor %s: its layers would begin with layer %" PRId64, tensor->name,
             tensor->layer_first);
+    if (tensor->layers == NULL)
+        return RS_OK;
+    if (!layered || tensor->shape[0] < 1 || tensor->layers[0] != tensor->layer_first)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "tensor %s: its layers are listed, but do not begin with layer %" PRId64, tensor->name,
+            tensor->layer_first);
+    for (int64_t i = 1; i < tensor->shape[0]; i++)
+        if (tensor->layers[i] <= tensor->layers[i - 1] || tensor->layers[i] == INT64_MAX)
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "tensor %s: layer %" PRId64 " is listed behind layer %" PRId64, tensor->name,
+                tensor->layers[i], tensor->layers[i - 1]);
+    return RS_OK;
+}
+
+/* A copy of the list, none where the layers follow each other. */
+static rs_status copy_layers(rs_tensor *tensor)
+{
+    const int64_t *from = tensor->layers;
+    int64_t count = tensor->shape[0];
+    tensor->layers = NULL;
+    if (from == NULL || from[count - 1] - from[0] == count - 1)
+        return RS_OK;
+    int64_t *copy = rs_calloc((size_t)count, sizeof *copy);
+    if (copy == NULL)
+        return rs_error_memory((size_t)count * sizeof *copy);
+    memcpy(copy, from, (size_t)count * sizeof *copy);
+    tensor->layers = copy;
+    return RS_OK;
+}
+
+int64_t rs_tensor_layer(const rs_tensor *tensor, int64_t index)
+{
+    return tensor->layers != NULL ? tensor->layers[index] : tensor->layer_first + index;
+}
+
+int64_t rs_tensor_layers_before(const rs_tensor *tensor, int64_t layer)
+{
+    int64_t low = 0, high = tensor->shape[0];
+    if (tensor->layers == NULL)
+        return rs_min64(rs_max64(layer - tensor->layer_first, 0), high);
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (tensor->layers[middle] < layer)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+int64_t rs_tensor_layer_end(const rs_tensor *tensor)
+{
+    int64_t count = tensor->shape[0];
+    return count > 0 ? rs_tensor_layer(tensor, count - 1) + 1 : tensor->layer_first;
+}
+
+static rs_status check_tensor(const rs_tensor *tensor, int64_t *volume)
+{
+    if (tensor->name == NULL)
+        return rs_error_set(RS_ERR_ARGUMENT, "a tensor needs a name");
+    if (tensor->ndim < 0 || tensor->ndim > RS_MAX_DIMS)
+        return rs_error_set(RS_ERR_ARGUMENT, "tensor %s has %d dimensions, 0 to %d are possible",
+            tensor->name, tensor->ndim, RS_MAX_DIMS);
+    RS_TRY(check_layers(tensor));
     *volume = 1;
     int expert_axes = 0;
     bool empty = false;
@@ -236,6 +301,11 @@ rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id)
     copy.name = rs_strdup(tensor->name);
     if (copy.name == NULL)
         return rs_error_memory(strlen(tensor->name) + 1);
+    rs_status status = copy_layers(&copy);
+    if (status != RS_OK) {
+        free_copies(&copy);
+        return status;
+    }
     memmove(space->by_name + position + 1, space->by_name + position,
         (space->tensor_count - position) * sizeof *space->by_name);
     space->by_name[position] = (int)space->tensor_count;
@@ -246,7 +316,7 @@ rs_status rs_space_add_tensor(rs_space *space, const rs_tensor *tensor, int *id)
     space->tensor_count++;
     space->elements = elements;
     if (tensor->ndim > 0 && tensor->axis[0] == RS_AXIS_LAYER && tensor->shape[0] > 0)
-        space->layers = rs_max64(space->layers, tensor->layer_first + tensor->shape[0]);
+        space->layers = rs_max64(space->layers, rs_tensor_layer_end(tensor));
     for (int d = 0; d < tensor->ndim; d++)
         if (tensor->axis[d] == RS_AXIS_EXPERT)
             space->experts = rs_max64(space->experts, tensor->shape[d]);

@@ -167,7 +167,7 @@ static rs_status bind_shard(rs_chunk *chunks, int chunk_count, bool gradients,
     const row *layer = find_row(layer_rows, sizeof layer_rows / sizeof *layer_rows, tensor->name);
     const row *end = find_row(end_rows, sizeof end_rows / sizeof *end_rows, tensor->name);
     size_t before = out->count;
-    int64_t number = tensor->layer_first + shard->box.offset[0];
+    int64_t number = layer != NULL ? rs_tensor_layer(tensor, shard->box.offset[0]) : 0;
     rs_chunk *owner = layer != NULL ? chunk_of_layer(chunks, chunk_count, number) : NULL;
     for (int c = 0; c < chunk_count; c++) {
         rs_chunk *chunk = &chunks[c];

@@ -61,7 +61,7 @@ static recipe recipe_of(uint64_t seed, const rs_tensor *tensor)
     if (ends_in(tensor->name, "norm.weight")) {
         r.constant = 1.0f;
     } else if (!ends_in(tensor->name, ".bias")) {
-        double layers = (double)(tensor->layer_first + tensor->shape[0]);
+        double layers = (double)rs_tensor_layer_end(tensor);
         double std = is_output(tensor->name) ? STD / sqrt(2.0 * layers) : STD;
         r.unit = std / sqrt(SUM_VARIANCE);
     }

@@ -74,7 +74,7 @@ struct rs_moe {
 
 bool rs_moe_has(const rs_stage_shape *shape, int64_t layer)
 {
-    return shape->model.experts > 0 && layer >= shape->model.dense_first;
+    return rs_model_has_experts(&shape->model, layer);
 }
 
 static saved *saved_of(const rs_moe *moe, int slot, int64_t layer)
@@ -172,7 +172,7 @@ rs_status rs_moe_create(const rs_stage_shape *shape, const rs_stage_tp *tp,
         moe->tp = *tp;
     moe->threads = threads;
     moe->route = (rs_route){m->experts, m->experts_per_token, m->norm_topk, rs_stage_tokens(shape),
-        shape->seq, m->aux_loss / (double)rs_max64(1, m->layers - m->dense_first)};
+        shape->seq, m->aux_loss / (double)rs_max64(1, rs_model_expert_layers(m))};
     moe->rows = shape->max_batch * moe->route.seq;
     moe->own = rs_ceil_div(moe->rows, shape->tp_ranks);
     moe->layers = shape->layer_end - shape->layer_begin;

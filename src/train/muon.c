@@ -2,16 +2,18 @@
  * Muon: momentum, orthogonalised by Newton-Schulz iterations (Jordan et al., 2024; the size of the
  * step as in Liu et al., arXiv 2502.16982, so that AdamW's rate fits both).
  *
- * The team is the ranks of a stage that together have its matrices once: all tp ranks of a ZeRO
- * group. Matrices are dealt to the team in turn and worked on in rounds of as many as it has ranks,
- * each its own: a rank sends its pieces of each matrix of the round to that matrix's rank, which
- * puts them together, computes, and sends everybody what he updates.
+ * A team is the ranks of a stage that together have some of its matrices once: on the dense mesh
+ * all tp ranks of a ZeRO group, on that of the experts all etp ranks of one; there, each expert is
+ * a matrix. Matrices are dealt to the team in turn and worked on in rounds of as many as it has
+ * ranks, each its own: a rank sends its pieces of each matrix of the round to that matrix's rank,
+ * which puts them together, computes, and sends everybody what he updates.
  *
  * 1. Who has which box of a matrix is read off placements, so nothing is negotiated; a message has
  * the boxes of one matrix between two ranks, one behind the other, each row-major.
  * 2. Ranks that hold the same elements (key/value heads at borders) send the same bits.
  * 3. A matrix is computed by one rank of a team, from the same bits in every team: replicas agree.
- * 4. Memory: a rank's largest matrix four times, and its pieces of a round.
+ * 4. All ranks go through the rounds of the dense mesh first.
+ * 5. Memory: a rank's largest matrix four times, and its pieces of a round.
  *
  * Cost: 5 iterations of 2 products each over the matrix, once; the pieces sent there and back.
  */
@@ -59,7 +61,8 @@ typedef struct part {
 
 typedef struct matrix {
     int tensor;
-    int64_t layer; /* of the tensor */
+    int64_t layer;  /* of the tensor */
+    int64_t expert; /* 0 where it has none */
     int64_t rows, columns;
 } matrix;
 
@@ -69,18 +72,23 @@ typedef struct matrix_list {
     size_t capacity;
 } matrix_list;
 
+/* The ranks that have matrices in common, and these. */
+typedef struct team {
+    int *ranks;
+    int size;
+    int me;
+    matrix_list matrices; /* by tensor, layer, expert */
+    part *have; /* [matrix][member]: each element of a matrix once, but for shared heads */
+    part *want; /* [matrix][member]: what is updated there */
+} team;
+
 struct rs_muon {
     const rs_state *state;
     const rs_runs *gradients;
     const rs_runs *momenta;
     MPI_Comm comm;
-    int *team; /* ranks */
-    int size;
-    int me;
-    matrix_list matrices;
-    piece_list pieces; /* of all parts */
-    part *have;        /* [matrix][team]: each element of a matrix once, but for shared heads */
-    part *want;        /* [matrix][team]: what is updated there */
+    team teams[RS_MESHES_BOTH]; /* by mesh */
+    piece_list pieces;          /* of all parts */
     rs_runs directions;
     float *memory; /* of the directions; NULL where they lie in the ledger */
     float *whole;  /* the own matrix of a round */
@@ -147,25 +155,29 @@ void rs_muon_orthogonal(int64_t rows, int64_t columns, float *values, float *scr
 
 /* ---- who has what ---- */
 
-static part *part_of(const rs_muon *muon, part *parts, size_t number, int member)
+static part *part_of(const team *t, part *parts, size_t number, int member)
 {
-    return &parts[number * (size_t)muon->size + (size_t)member];
+    return &parts[number * (size_t)t->size + (size_t)member];
 }
 
-static rs_status find_team(rs_muon *muon, const rs_world *world)
+static rs_status find_team(team *t, int mesh, const rs_world *world)
 {
     const rs_layout *layout = &world->layout;
-    int group = rs_layout_shard_group(layout, false);
-    rs_coords at = world->at;
-    muon->size = layout->tp * group;
-    muon->team = rs_calloc((size_t)muon->size, sizeof *muon->team);
-    if (muon->team == NULL)
-        return rs_error_memory((size_t)muon->size * sizeof *muon->team);
-    for (at.tp = 0; at.tp < layout->tp; at.tp++)
-        rs_group_ranks(layout, RS_MESH_DENSE, rs_layout_rank(layout, at), world->at.pp,
-            muon->team + at.tp * group);
-    while (muon->team[muon->me] != world->rank)
-        muon->me++;
+    bool experts = mesh == RS_MESH_EXPERTS;
+    int group = rs_layout_shard_group(layout, experts);
+    int slices = experts ? rs_layout_etp(layout) : layout->tp;
+    t->size = slices * group;
+    t->ranks = rs_calloc((size_t)t->size, sizeof *t->ranks);
+    if (t->ranks == NULL)
+        return rs_error_memory((size_t)t->size * sizeof *t->ranks);
+    for (int i = 0; i < slices; i++) {
+        rs_coords at = world->at;
+        at.tp = at.etp = i;
+        int rank = experts ? rs_layout_expert_rank(layout, at) : rs_layout_rank(layout, at);
+        rs_group_ranks(layout, mesh, rank, world->at.pp, t->ranks + i * group);
+    }
+    while (t->ranks[t->me] != world->rank)
+        t->me++;
     return RS_OK;
 }
 
@@ -175,35 +187,57 @@ static bool is_muons(const rs_state *state, const rs_optimizer *optimizer, int t
            rs_method_directs(rs_optimizer_for(optimizer, rs_space_tensor(state->space, tensor)));
 }
 
+/* The matrices of a tensor in layers begin .. end-1 of the model that this rank has a part of. */
+static rs_status add_matrices(
+    team *t, const rs_world *world, const rs_space *space, int number, int64_t begin, int64_t end)
+{
+    const rs_tensor *tensor = rs_space_tensor(space, number);
+    int64_t first = 0, last = 1;
+    if (rs_group_mesh(tensor) == RS_MESH_EXPERTS)
+        rs_layout_ep_range(&world->layout, tensor, 1, world->at.ep, &first, &last);
+    begin = rs_tensor_layers_before(tensor, begin);
+    end = rs_tensor_layers_before(tensor, end);
+    for (int64_t l = begin; l < end; l++)
+        for (int64_t e = first; e < last; e++) {
+            RS_TRY(RS_LIST_RESERVE_ONE(&t->matrices));
+            t->matrices.items[t->matrices.count++] = (matrix){
+                number, l, e, tensor->shape[tensor->ndim - 2], tensor->shape[tensor->ndim - 1]};
+        }
+    return RS_OK;
+}
+
 /* The matrices of the layers of a pipeline rank, the same list on all of a team. */
 static rs_status list_matrices(rs_muon *muon, const rs_world *world, const rs_optimizer *optimizer)
 {
     const rs_space *space = muon->state->space;
     int64_t layers = rs_space_layer_count(space), begin, end;
-    for (int t = 0; t < rs_space_tensor_count(space); t++) {
-        const rs_tensor *tensor = rs_space_tensor(space, t);
-        for (int v = 0; is_muons(muon->state, optimizer, t) && v < world->layout.vpp; v++) {
+    for (int i = 0; i < rs_space_tensor_count(space); i++) {
+        team *t = &muon->teams[rs_group_mesh(rs_space_tensor(space, i))];
+        for (int v = 0; is_muons(muon->state, optimizer, i) && v < world->layout.vpp; v++) {
             rs_layout_stage_layers(
                 &world->layout, layers, v * world->layout.pp + world->at.pp, &begin, &end);
-            begin = rs_max64(begin, tensor->layer_first);
-            end = rs_min64(end, tensor->layer_first + tensor->shape[0]);
-            for (int64_t l = begin; l < end; l++) {
-                RS_TRY(RS_LIST_RESERVE_ONE(&muon->matrices));
-                muon->matrices.items[muon->matrices.count++] =
-                    (matrix){t, l - tensor->layer_first, tensor->shape[1], tensor->shape[2]};
-            }
+            RS_TRY(add_matrices(t, world, space, i, begin, end));
         }
     }
     return RS_OK;
 }
 
-static size_t find_matrix(const rs_muon *muon, const rs_shard *shard)
+static int compare_matrices(const void *a, const void *b)
 {
-    size_t i = 0;
-    while (i < muon->matrices.count && (muon->matrices.items[i].tensor != shard->tensor ||
-                                           muon->matrices.items[i].layer != shard->box.offset[0]))
-        i++;
-    return i;
+    const matrix *x = a, *y = b;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    if (x->layer != y->layer)
+        return x->layer < y->layer ? -1 : 1;
+    return (x->expert > y->expert) - (x->expert < y->expert);
+}
+
+static const matrix *find_matrix(const team *t, int tensor, int64_t layer, int64_t expert)
+{
+    matrix wanted = {.tensor = tensor, .layer = layer, .expert = expert};
+    return t->matrices.count == 0 ? NULL
+                                  : bsearch(&wanted, t->matrices.items, t->matrices.count,
+                                        sizeof wanted, compare_matrices);
 }
 
 static rs_status first_position(void *context, const rs_box *box, int block, int64_t position)
@@ -215,30 +249,48 @@ static rs_status first_position(void *context, const rs_box *box, int block, int
     return RS_OK;
 }
 
+/* Adds a box of one matrix to a member's part of it. */
+static rs_status add_piece(
+    rs_muon *muon, const team *t, int tensor, const rs_box *box, int member, part *parts)
+{
+    int d = box->ndim - 2;
+    const matrix *of = find_matrix(t, tensor, box->offset[0], d > 1 ? box->offset[1] : 0);
+    if (of == NULL)
+        return RS_OK;
+    piece made = {box->offset[d], box->offset[d + 1], box->extent[d], box->extent[d + 1], -1};
+    if (member == t->me)
+        RS_TRY(rs_state_parts(
+            muon->state, muon->state->rank, tensor, box, first_position, &made.position));
+    part *p = part_of(t, parts, (size_t)(of - t->matrices.items), member);
+    if (p->elements == 0)
+        p->first = muon->pieces.count;
+    RS_TRY(RS_LIST_RESERVE_ONE(&muon->pieces));
+    muon->pieces.items[muon->pieces.count++] = made;
+    p->end = muon->pieces.count;
+    p->elements += made.rows * made.columns;
+    return RS_OK;
+}
+
 /* Adds what a member has in `placement` of `role`; shards of one matrix follow each other. */
 static rs_status list_parts(
-    rs_muon *muon, const rs_placement *placement, int role, int member, part *parts)
+    rs_muon *muon, const team *t, const rs_placement *placement, int role, int member, part *parts)
 {
     rs_shard_list shards = {0};
     rs_status status;
-    RS_TRY_GOTO(rs_placement_shards(placement, muon->team[member], role, &shards), done);
+    RS_TRY_GOTO(rs_placement_shards(placement, t->ranks[member], role, &shards), done);
     for (size_t i = 0; i < shards.count; i++) {
-        const rs_box *box = &shards.items[i].box;
-        size_t number = find_matrix(muon, &shards.items[i]);
-        if (number == muon->matrices.count)
+        int tensor = shards.items[i].tensor;
+        rs_box box = shards.items[i].box;
+        int64_t experts = box.extent[1];
+        if (&muon->teams[rs_group_mesh(rs_space_tensor(muon->state->space, tensor))] != t)
             continue;
-        piece made = {box->offset[1], box->offset[2], box->extent[1], box->extent[2], -1};
-        if (member == muon->me)
-            RS_TRY_GOTO(rs_state_parts(muon->state, muon->state->rank, shards.items[i].tensor, box,
-                            first_position, &made.position),
-                done);
-        part *p = part_of(muon, parts, number, member);
-        if (p->elements == 0)
-            p->first = muon->pieces.count;
-        RS_TRY_GOTO(RS_LIST_RESERVE_ONE(&muon->pieces), done);
-        muon->pieces.items[muon->pieces.count++] = made;
-        p->end = muon->pieces.count;
-        p->elements += made.rows * made.columns;
+        if (box.ndim < 4) {
+            if (box.ndim == 3)
+                RS_TRY_GOTO(add_piece(muon, t, tensor, &box, member, parts), done);
+            continue;
+        }
+        for (box.extent[1] = 1; experts > 0; experts--, box.offset[1]++)
+            RS_TRY_GOTO(add_piece(muon, t, tensor, &box, member, parts), done);
     }
 done:
     rs_shard_list_fini(&shards);
@@ -246,20 +298,20 @@ done:
 }
 
 /* Where the optimizer is whole everybody updates all that he has, else his piece. */
-static rs_status list_all_parts(rs_muon *muon, int role)
+static rs_status list_all_parts(rs_muon *muon, team *t, int role)
 {
     const rs_state *state = muon->state;
-    size_t count = muon->matrices.count * (size_t)muon->size;
-    muon->have = rs_calloc(count, sizeof *muon->have);
-    muon->want = rs_calloc(count, sizeof *muon->want);
-    if (muon->have == NULL || muon->want == NULL)
-        return rs_error_memory(count * sizeof *muon->have);
-    for (int m = 0; m < muon->size; m++) {
-        RS_TRY(list_parts(muon, state->flat, role, m, muon->have));
+    size_t count = t->matrices.count * (size_t)t->size;
+    t->have = rs_calloc(count, sizeof *t->have);
+    t->want = rs_calloc(count, sizeof *t->want);
+    if (t->have == NULL || t->want == NULL)
+        return rs_error_memory(count * sizeof *t->have);
+    for (int m = 0; m < t->size; m++) {
+        RS_TRY(list_parts(muon, t, state->flat, role, m, t->have));
         if (state->layout.zero == 0)
-            RS_TRY(list_parts(muon, state->whole, 0, m, muon->want));
+            RS_TRY(list_parts(muon, t, state->whole, 0, m, t->want));
         else
-            RS_TRY(list_parts(muon, state->flat, role, m, muon->want));
+            RS_TRY(list_parts(muon, t, state->flat, role, m, t->want));
     }
     return RS_OK;
 }
@@ -300,18 +352,18 @@ static rs_status make_directions(rs_muon *muon, const rs_optimizer *optimizer)
 }
 
 /* Elements that this rank sends and receives in a round at most, in both directions. */
-static int64_t most_elements(rs_muon *muon)
+static int64_t most_elements(const team *t)
 {
     int64_t most = 0;
-    for (size_t base = 0; base < muon->matrices.count; base += (size_t)muon->size) {
+    for (size_t base = 0; base < t->matrices.count; base += (size_t)t->size) {
         int64_t sum = 0;
-        for (int m = 0; m < muon->size; m++) {
-            if (base + (size_t)m < muon->matrices.count)
-                sum += part_of(muon, muon->have, base + (size_t)m, muon->me)->elements +
-                       part_of(muon, muon->want, base + (size_t)m, muon->me)->elements;
-            if (base + (size_t)muon->me < muon->matrices.count)
-                sum += part_of(muon, muon->have, base + (size_t)muon->me, m)->elements +
-                       part_of(muon, muon->want, base + (size_t)muon->me, m)->elements;
+        for (int m = 0; m < t->size; m++) {
+            if (base + (size_t)m < t->matrices.count)
+                sum += part_of(t, t->have, base + (size_t)m, t->me)->elements +
+                       part_of(t, t->want, base + (size_t)m, t->me)->elements;
+            if (base + (size_t)t->me < t->matrices.count)
+                sum += part_of(t, t->have, base + (size_t)t->me, m)->elements +
+                       part_of(t, t->want, base + (size_t)t->me, m)->elements;
         }
         most = rs_max64(most, sum);
     }
@@ -320,16 +372,22 @@ static int64_t most_elements(rs_muon *muon)
 
 static rs_status make_memory(rs_muon *muon, const rs_optimizer *optimizer)
 {
-    int64_t whole = 0, scratch = 0, moved = most_elements(muon);
-    for (size_t i = (size_t)muon->me; i < muon->matrices.count; i += (size_t)muon->size) {
-        const matrix *m = &muon->matrices.items[i];
-        whole = rs_max64(whole, m->rows * m->columns);
-        scratch = rs_max64(scratch, rs_muon_scratch(m->rows, m->columns));
+    int64_t whole = 0, scratch = 0, moved = 0;
+    int size = 0;
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++) {
+        const team *t = &muon->teams[mesh];
+        moved = rs_max64(moved, most_elements(t));
+        size = t->size > size ? t->size : size;
+        for (size_t i = (size_t)t->me; i < t->matrices.count; i += (size_t)t->size) {
+            const matrix *m = &t->matrices.items[i];
+            whole = rs_max64(whole, m->rows * m->columns);
+            scratch = rs_max64(scratch, rs_muon_scratch(m->rows, m->columns));
+        }
     }
     muon->whole = rs_calloc((size_t)whole, sizeof *muon->whole);
     muon->scratch = rs_calloc((size_t)scratch, sizeof *muon->scratch);
     muon->moved = rs_calloc((size_t)moved, sizeof *muon->moved);
-    muon->requests = rs_calloc(4 * (size_t)muon->size, sizeof(MPI_Request));
+    muon->requests = rs_calloc(4 * (size_t)size, sizeof(MPI_Request));
     if (muon->whole == NULL || muon->scratch == NULL || muon->moved == NULL ||
         muon->requests == NULL)
         return rs_error_memory((size_t)(whole + scratch + moved) * sizeof *muon->whole);
@@ -347,13 +405,15 @@ rs_status rs_muon_create(const rs_world *world, const rs_state *state,
     muon->state = state;
     muon->gradients = gradients;
     muon->comm = world->all;
-    RS_TRY_GOTO(find_team(muon, world), done);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        RS_TRY_GOTO(find_team(&muon->teams[mesh], mesh, world), done);
     RS_TRY_GOTO(list_matrices(muon, world, optimizer), done);
-    if (muon->matrices.count == 0)
+    if (muon->teams[0].matrices.count + muon->teams[1].matrices.count == 0)
         goto done;
     int role = rs_space_find_role(state->space, optimizer->roles[0]);
     muon->momenta = rs_state_runs(state, role);
-    RS_TRY_GOTO(list_all_parts(muon, role), done);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        RS_TRY_GOTO(list_all_parts(muon, &muon->teams[mesh], role), done);
     RS_TRY_GOTO(make_memory(muon, optimizer), done);
     *out = muon;
     muon = NULL;
@@ -372,11 +432,13 @@ void rs_muon_destroy(rs_muon *muon)
     free(muon->whole);
     free(muon->memory);
     rs_runs_fini(&muon->directions);
-    free(muon->want);
-    free(muon->have);
     free(muon->pieces.items);
-    free(muon->matrices.items);
-    free(muon->team);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++) {
+        free(muon->teams[mesh].want);
+        free(muon->teams[mesh].have);
+        free(muon->teams[mesh].matrices.items);
+        free(muon->teams[mesh].ranks);
+    }
     free(muon);
 }
 
@@ -438,17 +500,17 @@ static float *room_for(traffic *t, int64_t count)
     return room;
 }
 
-static void post(
-    rs_muon *muon, traffic *t, bool sends, float *data, int64_t count, int member, int tag)
+static void post(rs_muon *muon, const team *with, traffic *t, bool sends, float *data,
+    int64_t count, int member, int tag)
 {
     MPI_Request *request = &muon->requests[t->posted];
-    if (count == 0 || member == muon->me)
+    if (count == 0 || member == with->me)
         return;
     t->posted++;
     if (sends)
-        rs_comm_post_floats(muon->comm, muon->team[member], tag, data, count, request);
+        rs_comm_post_floats(muon->comm, with->ranks[member], tag, data, count, request);
     else
-        rs_comm_expect_floats(muon->comm, muon->team[member], tag, data, count, request);
+        rs_comm_expect_floats(muon->comm, with->ranks[member], tag, data, count, request);
 }
 
 static void wait_all(rs_muon *muon, traffic *t)
@@ -458,66 +520,71 @@ static void wait_all(rs_muon *muon, traffic *t)
 }
 
 /* Brings the pieces of the round's matrices to their ranks; the own one is put together. */
-static void collect(rs_muon *muon, traffic *t, size_t base, const matrix *own, float clip)
+static void collect(
+    rs_muon *muon, const team *with, traffic *t, size_t base, const matrix *own, float clip)
 {
     float *first = t->next;
-    for (int m = 0; own != NULL && m < muon->size; m++) {
-        const part *theirs = part_of(muon, muon->have, base + (size_t)muon->me, m);
-        post(muon, t, false, room_for(t, theirs->elements), theirs->elements, m, TAG_PIECES);
+    for (int m = 0; own != NULL && m < with->size; m++) {
+        const part *theirs = part_of(with, with->have, base + (size_t)with->me, m);
+        post(muon, with, t, false, room_for(t, theirs->elements), theirs->elements, m, TAG_PIECES);
     }
-    for (int m = 0; m < muon->size && base + (size_t)m < muon->matrices.count; m++) {
-        const part *mine = part_of(muon, muon->have, base + (size_t)m, muon->me);
+    for (int m = 0; m < with->size && base + (size_t)m < with->matrices.count; m++) {
+        const part *mine = part_of(with, with->have, base + (size_t)m, with->me);
         float *room = room_for(t, mine->elements);
         mix(muon, mine, clip, room);
-        post(muon, t, true, room, mine->elements, m, TAG_PIECES);
-        if (m == muon->me)
+        post(muon, with, t, true, room, mine->elements, m, TAG_PIECES);
+        if (m == with->me)
             pass(muon, mine, own->columns, room, false);
     }
     wait_all(muon, t);
-    for (int m = 0; own != NULL && m < muon->size; m++) {
-        const part *theirs = part_of(muon, muon->have, base + (size_t)muon->me, m);
-        if (m != muon->me)
+    for (int m = 0; own != NULL && m < with->size; m++) {
+        const part *theirs = part_of(with, with->have, base + (size_t)with->me, m);
+        if (m != with->me)
             pass(muon, theirs, own->columns, first, false);
         first += theirs->elements;
     }
 }
 
 /* Hands the own matrix's direction to those who update it, and takes theirs. */
-static void distribute(rs_muon *muon, traffic *t, size_t base, const matrix *own)
+static void distribute(rs_muon *muon, const team *with, traffic *t, size_t base, const matrix *own)
 {
     float *first = t->next;
-    for (int m = 0; m < muon->size && base + (size_t)m < muon->matrices.count; m++) {
-        const part *mine = part_of(muon, muon->want, base + (size_t)m, muon->me);
-        post(muon, t, false, room_for(t, mine->elements), mine->elements, m, TAG_DIRECTIONS);
+    for (int m = 0; m < with->size && base + (size_t)m < with->matrices.count; m++) {
+        const part *mine = part_of(with, with->want, base + (size_t)m, with->me);
+        post(muon, with, t, false, room_for(t, mine->elements), mine->elements, m, TAG_DIRECTIONS);
     }
-    for (int m = 0; own != NULL && m < muon->size; m++) {
-        const part *theirs = part_of(muon, muon->want, base + (size_t)muon->me, m);
+    for (int m = 0; own != NULL && m < with->size; m++) {
+        const part *theirs = part_of(with, with->want, base + (size_t)with->me, m);
         float *room = room_for(t, theirs->elements);
         pass(muon, theirs, own->columns, room, true);
-        post(muon, t, true, room, theirs->elements, m, TAG_DIRECTIONS);
-        if (m == muon->me)
+        post(muon, with, t, true, room, theirs->elements, m, TAG_DIRECTIONS);
+        if (m == with->me)
             keep_directions(muon, theirs, room);
     }
     wait_all(muon, t);
-    for (int m = 0; m < muon->size && base + (size_t)m < muon->matrices.count; m++) {
-        const part *mine = part_of(muon, muon->want, base + (size_t)m, muon->me);
-        if (m != muon->me)
+    for (int m = 0; m < with->size && base + (size_t)m < with->matrices.count; m++) {
+        const part *mine = part_of(with, with->want, base + (size_t)m, with->me);
+        if (m != with->me)
             keep_directions(muon, mine, first);
         first += mine->elements;
     }
 }
 
-void rs_muon_direct(rs_muon *muon, float clip)
+static void direct_team(rs_muon *muon, const team *with, float clip)
 {
-    if (muon == NULL)
-        return;
-    for (size_t base = 0; base < muon->matrices.count; base += (size_t)muon->size) {
+    for (size_t base = 0; base < with->matrices.count; base += (size_t)with->size) {
         traffic t = {0, muon->moved};
-        size_t number = base + (size_t)muon->me;
-        const matrix *own = number < muon->matrices.count ? &muon->matrices.items[number] : NULL;
-        collect(muon, &t, base, own, clip);
+        size_t number = base + (size_t)with->me;
+        const matrix *own = number < with->matrices.count ? &with->matrices.items[number] : NULL;
+        collect(muon, with, &t, base, own, clip);
         if (own != NULL)
             rs_muon_orthogonal(own->rows, own->columns, muon->whole, muon->scratch);
-        distribute(muon, &t, base, own);
+        distribute(muon, with, &t, base, own);
     }
+}
+
+void rs_muon_direct(rs_muon *muon, float clip)
+{
+    for (int mesh = 0; muon != NULL && mesh < RS_MESHES_BOTH; mesh++)
+        direct_team(muon, &muon->teams[mesh], clip);
 }

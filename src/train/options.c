@@ -313,11 +313,6 @@ static rs_status check_methods(const rs_train_options *options, const rs_space *
             return rs_error_set(RS_ERR_UNSUPPORTED,
                 "optimizer %s: the trainer does not compute it, reshard plan does place its state",
                 own->name);
-        if (rs_method_directs(own) && rs_space_tensor(space, t)->ndim > 3)
-            return rs_error_set(RS_ERR_UNSUPPORTED,
-                "optimizer %s: tensor %s: the trainer does not compute it for experts yet; adamw "
-                "and sgd it does",
-                own->name, rs_space_tensor(space, t)->name);
     }
     return RS_OK;
 }

@@ -195,6 +195,19 @@ static inline bool has_layers(const rs_tensor *t)
     return t->ndim > 0 && t->axis[0] == RS_AXIS_LAYER;
 }
 
+static inline int64_t layer_of(const rs_tensor *t, int64_t index)
+{
+    return t->layers != NULL ? t->layers[index] : t->layer_first + index;
+}
+
+static inline bool has_layer(const rs_tensor *t, int64_t layer)
+{
+    for (int64_t i = 0; i < t->shape[0]; i++)
+        if (layer_of(t, i) == layer)
+            return true;
+    return false;
+}
+
 /* Does pipeline rank `stage` have something of `t` in `block`? */
 static inline bool stage_has(const world_case *w, const rs_tensor *t, int stage, int block)
 {
@@ -202,8 +215,7 @@ static inline bool stage_has(const world_case *w, const rs_tensor *t, int stage,
     bool last = stage == w->layout.pp - 1;
     int tail = w->blocks - 1;
     if (has_layers(t))
-        return block > t->layer_first && block <= t->layer_first + t->shape[0] &&
-               stage_of(&w->layout, w->blocks - 2, block - 1) == stage;
+        return has_layer(t, block - 1) && stage_of(&w->layout, w->blocks - 2, block - 1) == stage;
     if (t->stage == RS_STAGE_BY_LAYER)
         return block == 0;
     if (t->stage == RS_STAGE_FIRST)
@@ -248,7 +260,7 @@ static inline void write_tensor(const world_case *w, int rank, int i, int block,
             int64_t index = rest % t->shape[d];
             rest /= t->shape[d];
             have = have && slice_has(&w->layout, t, d, index, slice) &&
-                   (t->axis[d] != RS_AXIS_LAYER || t->layer_first + index == block - 1);
+                   (t->axis[d] != RS_AXIS_LAYER || layer_of(t, index) == block - 1);
             if (d == rows)
                 found.row = index;
             if (t->axis[d] == RS_AXIS_EXPERT)

@@ -32,40 +32,66 @@ static inline void random_add(rs_space *space, const char *name, rs_stage_rule s
     random_must(rs_space_add_tensor(space, &tensor, NULL));
 }
 
+#define RANDOM_LAYERS 5
+
 #define RANDOM_ADD(name, stage, ndim, shape, axis, unit, group)                                    \
     random_add(space, name, stage, ndim, (const int64_t[RS_MAX_DIMS]){RANDOM_LIST shape},          \
         (const rs_axis[RS_MAX_DIMS]){RANDOM_LIST axis}, unit, group)
 #define RANDOM_LIST(...) __VA_ARGS__
 
-/* Experts in the layers from `first` on, in several orders of axes; and what goes with them. */
+/* Some of the layers, ascending, at least one if there is any. Returns how many. */
+static inline int64_t random_some_layers(uint64_t *random, int64_t layers, int64_t *out)
+{
+    int64_t count = 0;
+    for (int64_t l = 0; l < layers; l++)
+        if (random_in(random, 0, 1) == 0)
+            out[count++] = l;
+    if (count == 0 && layers > 0)
+        out[count++] = random_in(random, 0, (int)layers - 1);
+    return count;
+}
+
+/* Experts in the layers from `first` on, or in any, in several orders of axes; and what goes with
+ * them. */
 static inline void random_experts(uint64_t *random, rs_space *space, int64_t layers)
 {
     int64_t experts = random_in(random, 1, 7);
     int64_t ffn = random_in(random, 1, 6);
     int64_t hidden = random_in(random, 1, 3);
-    int64_t first = random_in(random, 0, (int)layers);
+    int64_t first = random_in(random, 0, (int)layers), count = layers - first;
+    int64_t some[RANDOM_LAYERS];
+    const int64_t *listed = NULL;
+    if (layers > 0 && random_in(random, 0, 1) == 0) {
+        count = random_some_layers(random, layers, some);
+        first = some[0];
+        listed = some;
+    }
     const rs_tensor all[] = {
         {.name = "l.router",
             .ndim = 3,
-            .shape = {layers - first, experts, hidden},
+            .shape = {count, experts, hidden},
             .axis = {RS_AXIS_LAYER},
-            .layer_first = first},
+            .layer_first = first,
+            .layers = listed},
         {.name = "l.experts.up",
             .ndim = 4,
-            .shape = {layers - first, experts, ffn, hidden},
+            .shape = {count, experts, ffn, hidden},
             .axis = {RS_AXIS_LAYER, RS_AXIS_EXPERT, RS_AXIS_FFN},
-            .layer_first = first},
+            .layer_first = first,
+            .layers = listed},
         {.name = "l.experts.down",
             .ndim = 4,
-            .shape = {layers - first, hidden, experts, ffn},
+            .shape = {count, hidden, experts, ffn},
             .axis = {RS_AXIS_LAYER, RS_AXIS_WHOLE, RS_AXIS_EXPERT, RS_AXIS_FFN},
-            .layer_first = first},
+            .layer_first = first,
+            .layers = listed},
         {.name = "l.experts.bias",
             .ndim = 2,
-            .shape = {layers - first, 2 * experts},
+            .shape = {count, 2 * experts},
             .axis = {RS_AXIS_LAYER, RS_AXIS_EXPERT},
             .unit = {0, 2},
-            .layer_first = first},
+            .layer_first = first,
+            .layers = listed},
         {.name = "l.first", .ndim = 2, .shape = {first, ffn}, .axis = {RS_AXIS_LAYER, RS_AXIS_FFN}},
         {.name = "pool",
             .ndim = 2,
@@ -116,7 +142,7 @@ static inline void random_model(uint64_t *random, rs_space *space, bool small)
     int64_t hidden = random_in(random, 1, 5);
     int64_t ffn = random_in(random, 1, 13);
     int64_t vocab = random_in(random, 1, 19);
-    int64_t layers = random_in(random, 0, 5);
+    int64_t layers = random_in(random, 0, RANDOM_LAYERS);
     bool tied = random_in(random, 0, 1);
     RANDOM_ADD("embed", tied ? RS_STAGE_FIRST_AND_LAST : RS_STAGE_FIRST, 2, (vocab, hidden),
         (RS_AXIS_VOCAB, RS_AXIS_WHOLE), 0, 0);

@@ -202,7 +202,23 @@ def oracle_muon(j):
     compare(again, losses, 1e-4, "from a checkpoint")
     check(sorted(again.losses) == list(range(1, 21)), f"steps {sorted(again.losses)}")
     refused(j, 2, ["role", "fits is dp=2,zero=2,zero_cut=param"], layout="dp=2,zero=2", optimizer="muon")
-    refused(j, 1, ["layers.experts.gate.weight", "adamw and sgd"], model="mixtral-tiny", optimizer="muon")
+
+
+@case
+def muon_experts(j):
+    """So it is of each expert's matrices, whatever divides experts, their rows and their state."""
+    against_variant(j, 8, [("dp=1", 1), ("dp=4,ep=4", 4), ("tp=2,dp=2,etp=2,ep=2", 4), ("tp=3,etp=1", 3),
+                           ("dp=4,ep=2,zero=1,zero_cut=param", 4), ("dp=8,ep=8", 8),
+                           ("tp=2,dp=2,etp=1,ep=2,zero=3,zero_cut=dim0", 4), ("pp=3,dp=2,ep=2", 6),
+                           ("dp=4,etp=4,zero=2,zero_cut=param,shard=2", 4)])
+    losses, options = against_variant(j, 9, [("dp=1", 1), ("dp=8,ep=8,zero=1,zero_cut=param", 8),
+                                             ("cp=2,tp=2,sp=on,ep=2,etp=2,zero=2,zero_cut=dim0", 4)])
+    result = j.run(4, layout="dp=4,ep=4", switches=["5:tp=2,dp=2,ep=4,etp=1,zero=3,zero_cut=param", "10:tp=2,etp=2",
+                                                    "15:dp=4,ep=2,zero=2,zero_cut=dim0"], save_every=10, **options)
+    compare(result, losses, 1e-4, "through switches")
+    check_switches(result, 3)
+    again = j.resume(result.folder, resume=10, layout="pp=2,dp=2,ep=2,zero=1,zero_cut=param", switches=[])
+    compare(again, losses, 1e-4, "from a checkpoint")
 
 
 @case

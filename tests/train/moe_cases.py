@@ -237,6 +237,25 @@ def experts_optimizers(j):
             compare_choices(result, reference, f"{changes}, {layout}", oracle(MODELS[1])[1]["chosen"])
 
 
+MIXED = "qwen2-moe-mixed"  # eight layers, of which numbers 1, 5 and 7 have experts
+
+
+@case
+def experts_mixed(j):
+    """So they are where layers with and without experts follow each other in any order: trained, switched, saved."""
+    layouts = [("dp=1", 1), ("dp=2,ep=2", 2), ("pp=3,tp=2,etp=1", 6), ("tp=2,dp=2,etp=1,ep=4,zero=1", 4),
+               ("pp=2,vpp=2,dp=2,ep=2,zero=3", 4), ("cp=2,ep=2,zero=3,zero_cut=param", 2),
+               ("pp=8,stages=0/1/2/3/4/5/6/7", 8)]
+    experts_against_oracle(j, MIXED, layouts)
+    path_of = ["dp=2,ep=2,zero=3", "pp=4", "tp=2,dp=2,etp=2,ep=2,zero=1", "pp=2,vpp=4,dp=2,zero=2", "cp=2,dp=2,ep=4", "dp=1"]
+    switched(j, MIXED, "mixed", 24, path_of)
+    switched(j, MIXED, "mixed, tight", 24, path_of[::-1], tight=True)
+    for there, back in zip(path_of, path_of[1:] + path_of[:1]):
+        saved = j.run(4, layout=there, steps=6, save_every=3, model=path(MIXED))
+        result = j.resume(saved.folder, resume=3, layout=back)
+        compare(result, saved.losses, 1e-5, f"{there}, on as {back}")
+
+
 @case
 def experts_repeat(j):
     """A layout repeats its run bit for bit, whichever replica a token's expert is with."""

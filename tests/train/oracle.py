@@ -30,6 +30,8 @@ VARIANTS = [
     {"model": "qwen2-small", "optimizer": "muon", "lr": 0.01, "freeze": "layers.attn.v.*,head.weight"},
     {"model": "qwen3-small", "dropout": 0.1},
     {"model": "mixtral-small", "dropout": 0.25},
+    {"model": "mixtral-small", "optimizer": "muon", "lr": 0.01},
+    {"model": "qwen2-moe-small", "optimizer": "muon", "lr": 0.01},
 ]
 DEFAULTS = {"steps": 20, "global_batch": 8, "seq": 32, "lr": 3e-3, "seed": 1, "warmup": 10}
 
@@ -50,8 +52,8 @@ def hash_name(name):
     return hashed
 
 
-def initial(seed, name, shape, first=0):
-    """`first`: the first layer of the model that has the tensor."""
+def initial(seed, name, shape, end):
+    """`end`: one more than the last layer of the model that has the tensor."""
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     if name.endswith(".bias"):
@@ -64,7 +66,7 @@ def initial(seed, name, shape, first=0):
     std = 0.02
     if name in ("layers.attn.o.weight", "layers.mlp.down.weight", "layers.experts.down.weight",
                 "layers.shared.down.weight"):
-        std = 0.02 / math.sqrt(2.0 * (first + shape[0]))
+        std = 0.02 / math.sqrt(2.0 * end)
     values = (total - 131070).astype(np.float64) * (std / math.sqrt(1431655765.0))
     return values.astype(np.float32).reshape(shape)
 
@@ -89,7 +91,9 @@ class Config:
         self.expert_ffn = c.get("moe_intermediate_size", self.ffn)
         self.shared = c.get("shared_expert_intermediate_size", 0)
         self.norm_topk = self.family == "mixtral" or c.get("norm_topk_prob", False)
-        self.dense = len(c.get("mlp_only_layers", [])) if self.experts else self.layers
+        step, without = c.get("decoder_sparse_step", 1), c.get("mlp_only_layers", [])
+        self.sparse = [l for l in range(self.layers) if self.experts and l not in without and (l + 1) % step == 0]
+        self.dense = [l for l in range(self.layers) if l not in self.sparse]
         self.balance = c.get("router_aux_loss_coef", 0.001)
         self.eps, self.theta = c["rms_norm_eps"], c.get("rope_theta", 10000.0)
 
@@ -100,11 +104,11 @@ class Config:
                   "layers.attn.k.weight": (L, kv, H), "layers.attn.v.weight": (L, kv, H),
                   "layers.attn.o.weight": (L, H, q), "layers.mlp_norm.weight": (L, H), "norm.weight": (H,)}
         if self.dense:
-            D = self.dense
+            D = len(self.dense)
             shapes.update({"layers.mlp.gate.weight": (D, F, H), "layers.mlp.up.weight": (D, F, H),
                            "layers.mlp.down.weight": (D, H, F)})
         if self.experts:
-            D, E, G, S = L - self.dense, self.experts, self.expert_ffn, self.shared
+            D, E, G, S = len(self.sparse), self.experts, self.expert_ffn, self.shared
             shapes.update({"layers.router.weight": (D, E, H), "layers.experts.gate.weight": (D, E, G, H),
                            "layers.experts.up.weight": (D, E, G, H), "layers.experts.down.weight": (D, E, H, G)})
             if S:
@@ -124,9 +128,11 @@ class Config:
             shapes["head.weight"] = (V, H)
         return shapes
 
-    def first(self, name):
-        sparse = name.startswith(("layers.router.", "layers.experts.", "layers.shared."))
-        return self.dense if sparse else 0
+    def end(self, name):
+        """The number of the last layer that has the tensor, from 1 on."""
+        if name.startswith(("layers.router.", "layers.experts.", "layers.shared.")):
+            return self.sparse[-1] + 1
+        return self.dense[-1] + 1 if name.startswith("layers.mlp.") else self.layers
 
 
 def rms_norm(x, weight, eps):
@@ -176,9 +182,10 @@ def experts(c, w, l, h, routing):
 
 
 def layer(c, w, l, x, routing):
-    def linear(y, name):
+    def linear(y, name, at=l):
+        """`at`: the layer's place among those that have the tensor."""
         bias = w.get(f"layers.{name}.bias")
-        return torch.nn.functional.linear(y, w[f"layers.{name}.weight"][l], None if bias is None else bias[l])
+        return torch.nn.functional.linear(y, w[f"layers.{name}.weight"][at], None if bias is None else bias[at])
 
     batch, seq, _ = x.shape
     h = rms_norm(x, w["layers.attn_norm.weight"][l], c.eps)
@@ -195,10 +202,11 @@ def layer(c, w, l, x, routing):
     context = (scores.softmax(-1) @ v[:, head]).transpose(1, 2).reshape(batch, seq, c.heads * c.dim)
     x = x + c.drop("layers.attn.dropout", l, linear(context, "attn.o"))
     h = rms_norm(x, w["layers.mlp_norm.weight"][l], c.eps)
-    if l >= c.dense:
-        y, balance = experts(c, w, l - c.dense, h, routing)
+    if l in c.sparse:
+        y, balance = experts(c, w, c.sparse.index(l), h, routing)
         return x + c.drop("layers.mlp.dropout", l, y), balance
-    y = linear(torch.nn.functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down")
+    l_mlp = c.dense.index(l)
+    y = linear(torch.nn.functional.silu(linear(h, "mlp.gate", l_mlp)) * linear(h, "mlp.up", l_mlp), "mlp.down", l_mlp)
     return x + c.drop("layers.mlp.dropout", l, y), None
 
 
@@ -209,7 +217,7 @@ def loss_of(c, w, tokens, targets, routing):
     for l in range(c.layers):
         x, part = layer(c, w, l, x, routing)
         if part is not None:
-            balance = balance + c.balance * part / (c.layers - c.dense)
+            balance = balance + c.balance * part / len(c.sparse)
     x = rms_norm(x, w["norm.weight"], c.eps)
     logits = x @ w["embed.weight" if c.tied else "head.weight"].T
     return torch.nn.functional.cross_entropy(logits.reshape(-1, c.vocab), targets.reshape(-1)), balance
@@ -293,7 +301,7 @@ OPTIMIZERS = {"adamw": adamw, "sgd": sgd, "muon": muon}
 def run(config, data_path, o, dtype):
     c = Config(config)
     data = np.fromfile(data_path, np.uint8)
-    w = {name: torch.from_numpy(initial(o["seed"], name, shape, c.first(name))).to(dtype).requires_grad_()
+    w = {name: torch.from_numpy(initial(o["seed"], name, shape, c.end(name))).to(dtype).requires_grad_()
          for name, shape in c.shapes().items()}
     frozen = [p for p in o.get("freeze", "").split(",") if p]
     trained = [name for name in w if not any(fnmatch.fnmatchcase(name, p) for p in frozen)]

@@ -159,6 +159,42 @@ static void test_presets(void **state)
     }
 }
 
+/* Layers with experts among others have the names that their numbers in the model give them. */
+static void test_mixed_layers(void **state)
+{
+    (void)state;
+    rs_model model;
+    rs_space *space;
+    rs_foreign found;
+    assert_int_equal(rs_model_load("qwen2-moe-tiny", &model), RS_OK);
+    model.dense_first = 0;
+    model.dense_layers[0] = 1 | 1 << 2;
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
+    assert_int_equal(
+        rs_dialect_lookup(hf(), space, "model.layers.3.mlp.experts.5.up_proj.weight", &found),
+        RS_OK);
+    assert_true(found.parts[0].box.offset[0] == 1 && found.parts[0].box.offset[1] == 5);
+    rs_foreign_fini(&found);
+    assert_int_equal(
+        rs_dialect_lookup(hf(), space, "model.layers.2.mlp.gate_proj.weight", &found), RS_OK);
+    assert_int_equal(found.parts[0].box.offset[0], 1);
+    rs_foreign_fini(&found);
+    assert_int_equal(
+        rs_dialect_lookup(hf(), space, "model.layers.2.mlp.experts.5.up_proj.weight", &found),
+        RS_ERR_NOT_FOUND);
+    assert_int_equal(rs_dialect_lookup(hf(), space, "model.layers.1.mlp.gate_proj.weight", &found),
+        RS_ERR_NOT_FOUND);
+    rs_foreign_list list = {0};
+    assert_int_equal(rs_dialect_list(hf(), space, &list), RS_OK);
+    int64_t routers = 0;
+    for (size_t i = 0; i < list.count; i++)
+        routers += strcmp(list.items[i].name, "model.layers.1.mlp.gate.weight") == 0 ||
+                   strcmp(list.items[i].name, "model.layers.3.mlp.gate.weight") == 0;
+    assert_int_equal(routers, 2);
+    rs_foreign_list_fini(&list);
+    rs_space_destroy(space);
+}
+
 /* Each family's names are read whatever the family is; layers are told by their number in the
  * model.
  */
@@ -591,6 +627,7 @@ int main(void)
         cmocka_unit_test(test_mixtral_8x22b),
         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_mixed_layers),
         cmocka_unit_test(test_back_and_forth),
         cmocka_unit_test(test_lookup),
         cmocka_unit_test(test_misfits),

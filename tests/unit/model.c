@@ -392,6 +392,7 @@ static void test_expert_families(void **state)
 {
     (void)state;
     rs_model m;
+    rs_space *space;
     /* Mixtral: experts of the size of the feed-forward layer, weights always scaled. */
     assert_int_equal(
         load_text("{\"model_type\":\"mixtral\",\"num_local_experts\":8,"
@@ -417,7 +418,8 @@ static void test_expert_families(void **state)
                          &m),
         RS_OK);
     assert_true(m.experts == 60 && m.expert_ffn == 44 && m.shared_ffn == 90 && m.shared_gate);
-    assert_true(m.norm_topk && m.qkv_bias && !m.out_bias && m.dense_first == 2);
+    assert_true(
+        m.norm_topk && m.qkv_bias && !m.out_bias && m.dense_first == 0 && m.dense_layers[0] == 3);
     assert_true(m.aux_loss == 0 && m.rope_theta == 10000);
     assert_int_equal(load_text("{\"model_type\":\"qwen2_moe\",\"qkv_bias\":false,"
                                "\"shared_expert_intermediate_size\":90," QWEN "}",
@@ -429,6 +431,26 @@ static void test_expert_families(void **state)
                          &m),
         RS_OK);
     assert_true(m.qk_norm && !m.qkv_bias && m.head_dim == 8 && m.shared_ffn == 0);
+    assert_int_equal(load_text("{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[1],"
+                               "\"decoder_sparse_step\":1," QWEN "}",
+                         &m),
+        RS_OK);
+    assert_true(rs_model_has_experts(&m, 0) && !rs_model_has_experts(&m, 1));
+    assert_true(rs_model_has_experts(&m, 2) && rs_model_expert_layers(&m) == 2);
+    assert_int_equal(rs_model_space(&m, RS_DTYPE_F32, &space), RS_OK);
+    const rs_tensor *router =
+        rs_space_tensor(space, rs_space_find_tensor(space, "layers.router.weight"));
+    const rs_tensor *gate =
+        rs_space_tensor(space, rs_space_find_tensor(space, "layers.mlp.gate.weight"));
+    assert_true(router->shape[0] == 2 && router->layers[0] == 0 && router->layers[1] == 2);
+    assert_true(gate->shape[0] == 1 && gate->layer_first == 1 && gate->layers == NULL);
+    rs_space_destroy(space);
+    assert_int_equal(
+        load_text("{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":2," QWEN "}", &m), RS_OK);
+    assert_true(m.dense_layers[0] == 5 && rs_model_expert_layers(&m) == 1);
+    assert_int_equal(
+        load_text("{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":4," QWEN "}", &m), RS_OK);
+    assert_int_equal(m.experts, 0);
 #define LATENT                                                                                     \
     "\"n_routed_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":44,"              \
     "\"kv_lora_rank\":12,\"qk_nope_head_dim\":6,\"qk_rope_head_dim\":4,\"v_head_dim\":5," SIZES    \
@@ -451,7 +473,6 @@ static void test_expert_families(void **state)
                          &m),
         RS_OK);
     assert_true(m.q_rank == 0 && !m.router_bias && m.shared_ffn == 0 && m.dense_first == 0);
-    rs_space *space;
     assert_int_equal(rs_model_space(&m, RS_DTYPE_F32, &space), RS_OK);
     int q = rs_space_find_tensor(space, "layers.attn.q.weight");
     assert_int_equal(rs_space_tensor(space, q)->shape[1], 8 * 10);
@@ -467,14 +488,14 @@ static void test_bad_experts(void **state)
         rs_status status;
         const char *word;
     } rows[] = {
-        {"{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":2," QWEN "}", RS_ERR_UNSUPPORTED,
-            "\"decoder_sparse_step\": experts in every layer 2"},
-        {"{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[0,2]," QWEN "}", RS_ERR_UNSUPPORTED,
-            "it lacks layer 1"},
+        {"{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":0," QWEN "}", RS_ERR_MALFORMED,
+            "\"decoder_sparse_step\": a whole number from 1 on"},
+        {"{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[0,\"2\"]," QWEN "}", RS_ERR_MALFORMED,
+            "\"mlp_only_layers\": numbers of layers from 0 to 2"},
         {"{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":2," QWEN "}", RS_ERR_MALFORMED,
             "a list of layers"},
         {"{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[0,1,2,3]," QWEN "}", RS_ERR_MALFORMED,
-            "4 layers without experts, but there are 3"},
+            "numbers of layers from 0 to 2"},
         {"{\"model_type\":\"qwen3_moe\",\"num_experts\":2,\"num_experts_per_tok\":4,"
          "\"moe_intermediate_size\":44," SIZES REST "}",
             RS_ERR_MALFORMED, "4 experts per token, but there are 2"},

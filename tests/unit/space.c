@@ -133,6 +133,35 @@ static void test_layers_and_experts(void **state)
     rs_space_destroy(space);
 }
 
+/* Layers that do not follow each other are listed, in the space's own copy. */
+static void test_listed_layers(void **state)
+{
+    (void)state;
+    rs_space *space = empty_space();
+    int64_t layers[] = {1, 4, 5};
+    rs_tensor some = {.name = "some",
+        .ndim = 2,
+        .shape = {3, 5},
+        .axis = {RS_AXIS_LAYER},
+        .layer_first = 1,
+        .layers = layers};
+    assert_int_equal(rs_space_add_tensor(space, &some, NULL), RS_OK);
+    some.name = "row";
+    some.layer_first = layers[0] = 3;
+    assert_int_equal(rs_space_add_tensor(space, &some, NULL), RS_OK);
+    const rs_tensor *t = rs_space_tensor(space, 0);
+    static const int64_t before[] = {0, 0, 1, 1, 1, 2, 3, 3};
+    for (int64_t layer = 0; layer < 8; layer++)
+        assert_int_equal(rs_tensor_layers_before(t, layer), before[layer]);
+    assert_true(rs_tensor_layer(t, 0) == 1 && rs_tensor_layer(t, 2) == 5);
+    assert_int_equal(rs_tensor_layer_end(t), 6);
+    assert_int_equal(rs_space_layer_count(space), 6);
+    t = rs_space_tensor(space, 1);
+    assert_true(t->layers == NULL && rs_tensor_layer(t, 2) == 5 && rs_tensor_layer_end(t) == 6);
+    assert_true(rs_tensor_layers_before(t, 0) == 0 && rs_tensor_layers_before(t, 9) == 3);
+    rs_space_destroy(space);
+}
+
 static void refuse(rs_space *space, const rs_tensor *tensor, rs_status wanted, const char *word)
 {
     int before = rs_space_tensor_count(space);
@@ -178,6 +207,7 @@ static void test_refusals(void **state)
     refuse(space, &bad, RS_ERR_OVERFLOW, "query heads");
     bad.kv_group = 0;
     bad.axis[1] = RS_AXIS_FFN;
+    static const int64_t falling[] = {3, 3}, late[] = {4, 6};
     bad.layer_first = 3;
     refuse(space, &bad, RS_ERR_ARGUMENT, "begin with layer 3");
     bad.axis[0] = RS_AXIS_LAYER;
@@ -185,6 +215,13 @@ static void test_refusals(void **state)
     refuse(space, &bad, RS_ERR_ARGUMENT, "begin with layer -1");
     bad.layer_first = INT64_MAX;
     refuse(space, &bad, RS_ERR_ARGUMENT, "begin with layer");
+    bad.layer_first = 3;
+    bad.shape[0] = 2;
+    bad.layers = late;
+    refuse(space, &bad, RS_ERR_ARGUMENT, "do not begin with layer 3");
+    bad.layers = falling;
+    refuse(space, &bad, RS_ERR_ARGUMENT, "layer 3 is listed behind layer 3");
+    bad.layers = NULL;
     bad.layer_first = 0;
     bad.axis[0] = bad.axis[1] = RS_AXIS_EXPERT;
     refuse(space, &bad, RS_ERR_ARGUMENT, "more than one expert axis");
@@ -275,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_own_dtypes),
         cmocka_unit_test(test_layers_and_experts),
+        cmocka_unit_test(test_listed_layers),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_role_refusals),
         cmocka_unit_test(test_many_names),

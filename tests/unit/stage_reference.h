@@ -181,7 +181,7 @@ static double ref_layer(const reference *ref, const rs_stage_layer *w, int64_t l
     double *k = ref_room(ref->seq * kv_width);
     double *v = ref_room(ref->seq * kv_width);
     double *context = ref_room(q_width);
-    bool sparse = m->experts > 0 && layer >= m->dense_first;
+    bool sparse = rs_model_has_experts(m, layer);
     double *p = ref_room(m->experts);
     double *mass = ref_room(m->experts);
     double *n = ref_room(m->experts);
