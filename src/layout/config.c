@@ -158,7 +158,13 @@ static rs_status read_dense_layers(const json_t *root, rs_model *out)
     for (int64_t l = 0; step > 1 && l < rs_min64(out->layers, RS_MODEL_DENSE_LAYERS); l++)
         if ((l + 1) % step != 0)
             out->dense_layers[l / 64] |= (uint64_t)1 << (l % 64);
-    if (rs_model_lists_dense(out) && rs_model_expert_layers(out) == 0)
+    /* Those at the beginning are told as in other families. */
+    while (out->dense_first < rs_min64(out->layers, RS_MODEL_DENSE_LAYERS) &&
+           !rs_model_has_experts(out, out->dense_first)) {
+        out->dense_layers[out->dense_first / 64] &= ~((uint64_t)1 << (out->dense_first % 64));
+        out->dense_first++;
+    }
+    if (rs_model_expert_layers(out) == 0)
         out->experts = 0; /* that no token would pass through */
     return RS_OK;
 }

@@ -419,7 +419,7 @@ static void test_expert_families(void **state)
         RS_OK);
     assert_true(m.experts == 60 && m.expert_ffn == 44 && m.shared_ffn == 90 && m.shared_gate);
     assert_true(
-        m.norm_topk && m.qkv_bias && !m.out_bias && m.dense_first == 0 && m.dense_layers[0] == 3);
+        m.norm_topk && m.qkv_bias && !m.out_bias && m.dense_first == 2 && m.dense_layers[0] == 0);
     assert_true(m.aux_loss == 0 && m.rope_theta == 10000);
     assert_int_equal(load_text("{\"model_type\":\"qwen2_moe\",\"qkv_bias\":false,"
                                "\"shared_expert_intermediate_size\":90," QWEN "}",
@@ -447,7 +447,7 @@ static void test_expert_families(void **state)
     rs_space_destroy(space);
     assert_int_equal(
         load_text("{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":2," QWEN "}", &m), RS_OK);
-    assert_true(m.dense_layers[0] == 5 && rs_model_expert_layers(&m) == 1);
+    assert_true(m.dense_first == 1 && m.dense_layers[0] == 4 && rs_model_expert_layers(&m) == 1);
     assert_int_equal(
         load_text("{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":4," QWEN "}", &m), RS_OK);
     assert_int_equal(m.experts, 0);
