@@ -469,10 +469,14 @@ static void take_beat(supervisor *s, world *w, const json_t *word)
 {
     double age = json_real_value(json_object_get(word, "age"));
     long process = (long)json_integer_value(json_object_get(word, "process"));
-    if (age < s->launch->heartbeat || s->stopped_rank[0] != '\0' || w != s->active)
+    char text[sizeof s->stopped_rank];
+    if (age < s->launch->heartbeat)
         return;
-    snprintf(s->stopped_rank, sizeof s->stopped_rank,
-        "process %ld has shown no sign of life for %.0f s", process, age);
+    snprintf(text, sizeof text, "process %ld has shown no sign of life for %.0f s", process, age);
+    if (w == s->active && s->stopped_rank[0] == '\0')
+        memcpy(s->stopped_rank, text, sizeof text);
+    else if (w == s->other && w->stage != WORLD_LEAVES)
+        change_cancel(s, text);
 }
 
 void change_word(supervisor *s, world *w, world_host *host, const json_t *word)

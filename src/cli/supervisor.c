@@ -291,8 +291,13 @@ static void tend(supervisor *s)
     revive_tend(s);
     check_beats(s);
     vigil_tend(s);
-    if (s->stop_limit > 0 && cli_now() > s->stop_limit)
+    if (s->stop_limit > 0 && cli_now() > s->stop_limit) {
+        if (s->active != NULL && s->active->stage != WORLD_BOOTS)
+            fprintf(stderr,
+                "reshard train: the step has not ended within %g s (--grace): at once\n",
+                s->launch->grace);
         use_force(s);
+    }
     if (s->active != NULL)
         world_tend(s->active);
     if (s->other != NULL)

@@ -10,6 +10,9 @@
  * is the launcher's to deal with for some seconds; then the launcher is killed, as it may not heed
  * SIGTERM in that state. The ranks die with it, or by the fence of the recovery.
  *
+ * Of a new world, silence is noticed here too; the rank that trains and is silent is the
+ * supervisor's affair.
+ *
  * A world in which nobody ever says a word is given up too, after two minutes, or --world-timeout
  * where that is longer.
  */
@@ -84,6 +87,14 @@ static bool is_lost(supervisor *s, world *w, char *why, size_t size)
     double limit = s->launch->world_limit > JOIN_SECONDS ? s->launch->world_limit : JOIN_SECONDS;
     if (w->host_count == 0 && now - w->begun > limit) {
         snprintf(why, size, "world %d has not joined within %.0f s", w->number, limit);
+        return true;
+    }
+    for (int h = 0; w == s->other && w->stage != WORLD_LEAVES && h < w->host_count; h++) {
+        double silent = now - w->hosts[h].beat;
+        if (w->hosts[h].link == NULL || silent <= s->launch->heartbeat)
+            continue;
+        snprintf(why, size, "rank %d on %.64s has shown no sign of life for %.0f s",
+            w->hosts[h].rank, w->hosts[h].name, silent);
         return true;
     }
     if (now - w->looked < LOOK_SECONDS)

@@ -11,12 +11,12 @@ has_begun() {
     "$reshard" status "$1" --json | grep -q '"step": [1-9]'
 }
 # begin NAME: starts a job, its output in NAME.log, its process in $job.
-begin() {
+begin() { # NAME ARGUMENT...
     # A process group of its own, as on a terminal: a background job of a script ignores SIGINT.
     python3 -c "
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.argv[1], sys.argv[1:])" "$reshard" "${train[@]}" --job "$1" >"$1.log" 2>&1 &
+os.execv(sys.argv[1], sys.argv[1:])" "$reshard" "${train[@]}" --job "$@" >"$1.log" 2>&1 &
     job=$!
     until_true 60 has_begun "$1"
     verdict "$1 begins" $? "$(tail -5 "$1.log")"
@@ -85,6 +85,23 @@ sleep 0.5
 kill -INT $job
 ends clihang 130 20 'once more: at once'
 check_clean clihang
+
+# Told to end in time, and a rank does not: at once when the time is over.
+begin cligrace --grace 1
+kill -STOP "$(rank_process cligrace 1)"
+kill -USR1 $job
+ends cligrace 138 20 'the step has not ended within 1 s \(--grace\): at once'
+check_clean cligrace
+
+# SIGUSR1: the step ends, the state is saved, and 75 asks to be started again.
+begin cliuser
+kill -USR1 $job
+ends cliuser 75 30 '^(stopped|terminated) after step [0-9]+'
+check_clean cliuser
+last=$(sed 's/^step-0*//' cliuser/checkpoints/latest)
+grep -q "^\(stopped\|terminated\) after step $last" cliuser.log
+verdict "the last step is saved" $? "$(tail -3 cliuser.log)"
+expect 0 "goes on from step $last" train --resume cliuser --steps $((last + 2)) --override steps
 
 # A failure of the job's own leaves nothing either.
 expect 1 'is not finite' "${train[@]}" --job clinan --lr 9e5 --warmup 0

@@ -6,7 +6,7 @@ set -u
 . "$(dirname "$0")/lib.sh"
 rounds=${2:-1}
 # Names that no other run of this test has: processes are looked for by them.
-for name in worlds fail slow full int stop outer plain; do
+for name in worlds fail slow full still int stop outer plain; do
     declare "$name=cli$name$$"
 done
 
@@ -159,6 +159,12 @@ begin $slow --layout dp=1 --world-timeout 0.05
 expect 1 'not ready within' scale $slow 2
 expect 0 'dp=1' status $slow
 stop_job $slow
+
+# One of its ranks stands still while training waits for it.
+RESHARD_CRASH=takeover.pull:1:-1:1:19 begin $still --layout dp=1 --heartbeat-timeout 2
+expect 1 'no sign of life for [0-9]+ s' scale $still 2
+expect 0 '^layout +dp=1' status $still
+stop_job $still
 
 # No room for its arenas.
 if mkdir small && mount -t tmpfs -o size=56m tmpfs small 2>/dev/null; then
