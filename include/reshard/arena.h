@@ -87,6 +87,12 @@ rs_status rs_arena_reserve(
 rs_status rs_arena_open(
     rs_keeper *keeper, int generation, int rank, bool writable, rs_arena **out) RS_MUST_CHECK;
 
+/* Maps an arena that was never committed for writing, beside the process whose it is: to fill what
+ * that one does not. One process at a time; the fence ends it too. Only its owner commits the
+ * arena. RS_ERR_ARGUMENT: it is committed; else as above. */
+rs_status rs_arena_open_guest(
+    rs_keeper *keeper, int generation, int rank, rs_arena **out) RS_MUST_CHECK;
+
 /* Maps, read-only, the arena of another rank of the same generation on this node. */
 rs_status rs_arena_open_sibling(const rs_arena *arena, int rank, rs_arena **out) RS_MUST_CHECK;
 

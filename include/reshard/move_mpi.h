@@ -18,8 +18,9 @@ typedef rs_status (*rs_move_peer)(void *context, int rank, const rs_memory **out
 
 typedef struct rs_move {
     MPI_Comm comm; /* all ranks of the larger world, rank r = holder r; used only during the call */
-    int lenders;   /* the last so many holders of `from` are memory without a rank (an old world's,
-                      on this node): they are pulled from, and nothing is sent to or by them */
+    int lenders;   /* the last so many holders of `from` are memory without a rank (an old world's):
+                      they are pulled from, and nothing is sent to or by them */
+    bool ferried;  /* copies between nodes are left to a ferry */
     const rs_placement *from;
     const rs_placement *to;
     const rs_plan *plan;
@@ -46,6 +47,31 @@ typedef struct rs_move {
  * RS_ERR_PEER and name one that failed.
  */
 rs_status rs_move_run(const rs_move *move, rs_move_report *report) RS_MUST_CHECK;
+
+/*
+ * A ferry: a job that makes the copies between nodes for ranks of other jobs, which may not have
+ * begun or be gone. One process stands for each node: it reads the old memory of holders that are
+ * there and writes into the new memory of those that are.
+ */
+typedef struct rs_ferry {
+    MPI_Comm comm;         /* one process a node */
+    const int *process_of; /* of each holder of the larger placement: that of its node */
+    const rs_placement *from;
+    const rs_placement *to;
+    const rs_copy *copies; /* rs_plan_crossing of this process's node */
+    size_t count;
+    rs_move_peer source; /* lends the old memory of a holder of this node */
+    rs_move_peer target; /* the new memory of a holder of this node, to be written */
+    void *context;
+    int64_t window; /* as for rs_move */
+} rs_ferry;
+
+/*
+ * Makes the copies, by messages in the plan's global order within the window. Sums are not made:
+ * whoever uses what was written sums it where it lies. Collective over `comm`; errors as of
+ * rs_move_run.
+ */
+rs_status rs_ferry_run(const rs_ferry *ferry, rs_move_report *report) RS_MUST_CHECK;
 
 /*
  * The certificate over a communicator: reduces both contributions and compares. `before` and

@@ -87,6 +87,14 @@ void rs_plan_destroy(rs_plan *plan);
 
 int rs_plan_rank(const rs_plan *plan);
 
+/*
+ * The copies between nodes in which ranks of `node` (as options->node_of or ranks_per_node name it)
+ * are source or target, in the global order: what a process that stands for the whole node sends
+ * and receives. free() `*out`. Cost: the plans of the node's ranks.
+ */
+rs_status rs_plan_crossing(const rs_placement *from, const rs_placement *to, int node,
+    const rs_plan_options *options, rs_copy **out, size_t *count) RS_MUST_CHECK;
+
 /* The copies in which the rank is source or target, in the global order. Borrowed. */
 const rs_copy *rs_plan_copies(const rs_plan *plan, size_t *count);
 

@@ -101,14 +101,23 @@ static void answer_last(supervisor *s, const char *state, const char *message, c
 
 /* ---- what a new world is told ---- */
 
+static json_t *as_json(const int *numbers, int count)
+{
+    json_t *array = json_array();
+    for (int i = 0; i < count; i++)
+        json_array_append_new(array, json_integer(numbers[i]));
+    return array;
+}
+
+/* Who continues whom, and where all are. */
 static rs_status number_ranks(
-    const supervisor *s, const char *old_text, const char *new_text, json_t *kept)
+    const supervisor *s, const char *old_text, const char *new_text, json_t *from)
 {
     rs_model model;
     rs_space *space = NULL;
     rs_placement *old = NULL, *now = NULL;
     rs_layout layout;
-    int *table = NULL;
+    int *table = NULL, *old_hosts = NULL, *new_hosts = NULL;
     rs_status status;
     RS_TRY(rs_model_load(s->options->model, &model));
     RS_TRY(rs_train_space(s->options, &model, &space));
@@ -122,10 +131,18 @@ static rs_status number_ranks(
         status = rs_error_memory((size_t)ranks * sizeof *table);
         goto done;
     }
-    RS_TRY_GOTO(rs_assign_ranks(old, now, table), done);
-    for (int r = 0; r < ranks; r++)
-        json_array_append_new(kept, json_integer(table[r]));
+    int old_ranks = rs_placement_holders(old);
+    RS_TRY_GOTO(ferry_hosts(s, old_ranks, &old_hosts), done);
+    RS_TRY_GOTO(ferry_hosts(s, ranks, &new_hosts), done);
+    const rs_places places = {old_hosts, new_hosts};
+    RS_TRY_GOTO(rs_assign_ranks(old, now, &places, table), done);
+    json_object_set_new(from, "ranks", json_integer(old_ranks));
+    json_object_set_new(from, "kept", as_json(table, ranks));
+    json_object_set_new(from, "hosts", as_json(old_hosts, old_ranks));
+    json_object_set_new(from, "hosts_now", as_json(new_hosts, ranks));
 done:
+    free(new_hosts);
+    free(old_hosts);
     free(table);
     rs_placement_destroy(now);
     rs_placement_destroy(old);
@@ -136,15 +153,12 @@ done:
 /* What the active world has, as the next one is told. */
 static json_t *origin_of(const supervisor *s)
 {
-    json_t *kept = json_array();
-    if (kept == NULL || number_ranks(s, s->active->layout, s->want.layout, kept) != RS_OK) {
-        json_decref(kept);
-        return NULL;
-    }
-    rs_layout layout;
-    int ranks = rs_layout_parse(s->active->layout, &layout) == RS_OK ? rs_layout_world(&layout) : 0;
-    return json_pack("{s:s,s:i,s:i,s:o}", "layout", s->active->layout, "generation",
-        s->active->generation, "ranks", ranks, "kept", kept);
+    json_t *from =
+        json_pack("{s:s,s:i}", "layout", s->active->layout, "generation", s->active->generation);
+    if (from != NULL && number_ranks(s, s->active->layout, s->want.layout, from) == RS_OK)
+        return from;
+    json_decref(from);
+    return NULL;
 }
 
 static rs_status welcome(const world *w, rs_link *link)
@@ -251,6 +265,7 @@ static void end_new(supervisor *s)
     if (w == NULL)
         return;
     bool sleeps = w->stage == WORLD_READY || w->stage == WORLD_PULLS;
+    ferry_end(s);
     w->stage = WORLD_LEAVES;
     w->deadline = cli_now() + EXIT_SECONDS;
     if (sleeps)
@@ -324,6 +339,7 @@ static void perform(supervisor *s, unsigned actions)
         command(s->active, "quiesce", false);
     if (actions & RS_DO_PULL) {
         s->other->stage = WORLD_PULLS;
+        ferry_pull(s);
         rs_status status = world_tell_all(s->other, s->pull);
         (void)status; /* it is found dead then */
         change_note(s, s->other, "pulls");
@@ -355,6 +371,12 @@ void change_event(supervisor *s, rs_handover_event event)
     perform(s, actions);
     if (s->handover.state == RS_HANDOVER_IDLE && actions != 0)
         settle(s);
+}
+
+void change_give_up(supervisor *s, const char *why)
+{
+    give_up(s, why);
+    change_event(s, RS_HANDOVER_FAILED);
 }
 
 void change_cancel(supervisor *s, const char *why)
@@ -429,13 +451,15 @@ static bool take_change(supervisor *s, world *w, const char *what, const json_t 
         w->stage = WORLD_READY;
         world_be_equal(w);
         change_note(s, w, "ready");
-        change_event(s, RS_HANDOVER_READY);
+        if (ferry_is_ready(s))
+            change_event(s, RS_HANDOVER_READY);
+    } else if (is_new && strcmp(what, "planned") == 0) {
+        ferry_begin(s, json_integer_value(json_object_get(word, "ferried")));
     } else if (is_new && strcmp(what, "certified") == 0) {
         change_note(s, w, "certified");
         change_event(s, RS_HANDOVER_CERTIFIED);
     } else if (is_new && strcmp(what, "failed") == 0) {
-        give_up(s, text_of(word, "message"));
-        change_event(s, RS_HANDOVER_FAILED);
+        change_give_up(s, text_of(word, "message"));
     } else if (!is_new && strcmp(what, "held") == 0) {
         take_held(s, word);
     } else if (!is_new && strcmp(what, "busy") == 0) {
@@ -467,7 +491,7 @@ static void take_hello(supervisor *s, world *w, world_host *host, const json_t *
 
 static void take_beat(supervisor *s, world *w, const json_t *word)
 {
-    double age = json_real_value(json_object_get(word, "age"));
+    double age = json_number_value(json_object_get(word, "age"));
     long process = (long)json_integer_value(json_object_get(word, "process"));
     char text[sizeof s->stopped_rank];
     if (age < s->launch->heartbeat)
@@ -484,6 +508,10 @@ void change_word(supervisor *s, world *w, world_host *host, const json_t *word)
     const char *what = text_of(word, "say");
     host->beat = cli_now();
     if (strcmp(what, "beat") == 0)
+        host->age = json_number_value(json_object_get(word, "age"));
+    if (w == s->ferry)
+        ferry_word(s, host, word);
+    else if (strcmp(what, "beat") == 0)
         take_beat(s, w, word);
     else if (strcmp(what, "hello") == 0)
         take_hello(s, w, host, word);
@@ -550,7 +578,8 @@ void change_tend(supervisor *s)
         s->limit = 0;
         change_cancel(s, why);
     }
-    if (s->want.pending && s->handover.state == RS_HANDOVER_IDLE && listens(s) && !s->stopping) {
+    if (s->want.pending && s->handover.state == RS_HANDOVER_IDLE && s->ferry == NULL &&
+        listens(s) && !s->stopping) {
         s->want.pending = false;
         s->limit = cli_now() + s->launch->world_limit;
         change_event(s, RS_HANDOVER_WANTED);

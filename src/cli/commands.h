@@ -22,5 +22,6 @@ extern const cli_command cmd_convert;
 extern const cli_command cmd_verify;
 extern const cli_command cmd_worker;
 extern const cli_command cmd_host;
+extern const cli_command cmd_ferry;
 
 #endif

@@ -182,8 +182,8 @@ rs_status launcher_prepare(launcher *l, const char *name, const rs_train_options
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "--hosts: srun starts ranks where the allocation is; use --launcher mpirun");
     RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options, world));
-    const char *const worker[] = {l->self, "worker", "--job", options->job, "--world", l->world,
-        "--link", l->address, "--console", console, "--width", l->width};
+    const char *const worker[] = {l->self, world->ferry ? "ferry" : "worker", "--job", options->job,
+        "--world", l->world, "--link", l->address, "--console", console, "--width", l->width};
     for (size_t i = 0; i < sizeof worker / sizeof *worker; i++)
         add(l, worker[i]);
     return RS_OK;

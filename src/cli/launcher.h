@@ -23,6 +23,7 @@ typedef struct launcher {
 typedef struct launcher_world {
     int number;
     int ranks;
+    bool ferry;
     const char *address;   /* of the supervisor, for its ranks */
     const rs_hosts *hosts; /* NULL, or without any: this one alone */
     const int *counts;     /* ranks of each host */

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "cli/resume.h"
@@ -121,6 +122,22 @@ static void drop_active(supervisor *s)
     s->stopped_rank[0] = '\0';
 }
 
+/* The dead world stays as what the next one takes over from. */
+static void keep_active(supervisor *s)
+{
+    const rs_train_options *o = s->options;
+    world *w = s->active;
+    w->bereft = true;
+    w->stage = WORLD_SLEEPS;
+    w->generation = s->survival.generation;
+    memcpy(w->layout, s->survival.former, sizeof w->layout);
+    while (w->scheduled < (int64_t)o->switch_count &&
+           o->switches[w->scheduled].step < s->survival.step)
+        w->scheduled++;
+    change_note(s, w, "died");
+    s->stopped_rank[0] = '\0';
+}
+
 static bool can_go_on(const supervisor *s)
 {
     const world *w = s->active;
@@ -157,6 +174,29 @@ static bool can_go_back(supervisor *s, rs_status status, const death *d, rs_reco
     return true;
 }
 
+/* True if the next world has another layout: then it takes over as from a world that lives. */
+static bool moves(const survival *v)
+{
+    return strcmp(v->layout, v->former) != 0;
+}
+
+/* The world that was to take over from a dead one did not. */
+static bool try_again(supervisor *s)
+{
+    survival *v = &s->survival;
+    if (v->restarts >= s->launch->restarts) {
+        snprintf(s->verdict, sizeof s->verdict,
+            "no new world could take over the state of step %" PRId64
+            ", and it has been tried as often as it may (--max-restarts)",
+            v->step);
+        return false;
+    }
+    v->restarts++;
+    v->when = back_off(v);
+    v->pending = true;
+    return true;
+}
+
 bool revive(supervisor *s)
 {
     survival *v = &s->survival;
@@ -164,7 +204,9 @@ bool revive(supervisor *s)
     rs_recovery found;
     if (!can_go_on(s))
         return false;
-    v->died = cli_now();
+    if (s->active->bereft)
+        return try_again(s);
+    v->died = rs_wall_seconds();
     supervisor_death(s, d.text, sizeof d.text, &d.first, &d.own);
     rs_status status = rs_train_recover(s->options->job, FENCE_SECONDS, &found);
     if (status != RS_OK && !can_go_back(s, status, &d, &found))
@@ -203,9 +245,25 @@ bool revive(supervisor *s)
             d.text, rs_error_message());
         return false;
     }
-    drop_active(s);
+    if (moves(v))
+        keep_active(s);
+    else
+        drop_active(s);
     v->pending = true;
     return true;
+}
+
+/* Its processes are gone, its memory is at a step's end: a world that sleeps. */
+static void begin_change(supervisor *s)
+{
+    survival *v = &s->survival;
+    s->want = (wanted){.asked = cli_now()};
+    memcpy(s->want.layout, v->layout, sizeof s->want.layout);
+    s->limit = cli_now() + s->launch->world_limit;
+    json_decref(s->pull);
+    s->pull =
+        json_pack("{s:s,s:I,s:f}", "do", "pull", "step", (json_int_t)v->step, "paused", v->died);
+    change_event(s, RS_HANDOVER_BEREFT);
 }
 
 void revive_tend(supervisor *s)
@@ -217,6 +275,10 @@ void revive_tend(supervisor *s)
     v->pending = false;
     int last = v->generation / RS_WORLD_GENERATIONS + 1; /* the world whose arenas they are */
     s->numbers = s->numbers > last ? s->numbers : last;
+    if (moves(v)) {
+        begin_change(s);
+        return;
+    }
     rs_status status = rs_layout_parse(v->layout, &layout);
     if (status == RS_OK)
         status = supervisor_start(

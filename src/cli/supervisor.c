@@ -92,16 +92,18 @@ static void hear_host(supervisor *s, world *w, world_host *host)
             return;
         change_word(s, w, host, word);
         json_decref(word);
-        if (w != s->active && w != s->other)
+        if (w != s->active && w != s->other && w != s->ferry)
             return; /* it is gone */
     }
 }
 
 static world *find_world(const supervisor *s, int number)
 {
-    if (s->active != NULL && s->active->number == number)
-        return s->active;
-    return s->other != NULL && s->other->number == number ? s->other : NULL;
+    world *const worlds[] = {s->active, s->other, s->ferry};
+    for (int i = 0; i < 3; i++)
+        if (worlds[i] != NULL && worlds[i]->number == number)
+            return worlds[i];
+    return NULL;
 }
 
 static void forget_stranger(supervisor *s, int i)
@@ -168,17 +170,21 @@ static void use_force(supervisor *s)
         world_force(s->active);
     if (s->other != NULL)
         world_force(s->other);
+    ferry_end(s);
 }
 
 static void reap(supervisor *s)
 {
     int status;
+    world *const worlds[] = {s->active, s->other, s->ferry};
     for (pid_t process; (process = waitpid(-1, &status, WNOHANG)) > 0;) {
-        if (s->active != NULL && s->active->process == process)
-            world_has_ended(s->active, status);
-        else if (s->other != NULL && s->other->process == process)
-            world_has_ended(s->other, status);
-        else
+        bool found = false;
+        for (int i = 0; i < 3 && !found; i++) {
+            found = worlds[i] != NULL && worlds[i]->process == process;
+            if (found)
+                world_has_ended(worlds[i], status);
+        }
+        if (!found)
             fleet_has_ended(s->fleet, process);
     }
 }
@@ -233,7 +239,7 @@ static void check_beats(supervisor *s)
 
 /* ---- the loop ---- */
 
-#define MOST_FDS (2 + 2 * (2 + WORLD_HOSTS) + 2 * WORLD_HOSTS)
+#define MOST_FDS (2 + 3 * (2 + WORLD_HOSTS) + 2 * WORLD_HOSTS)
 
 /* What a descriptor of the poll belongs to. */
 typedef struct source {
@@ -265,7 +271,7 @@ static void serve(supervisor *s, const struct pollfd *fds, const source *sources
     for (int i = 2; i < count; i++) {
         const source *from = &sources[i];
         world *w = from->world;
-        if (fds[i].revents == 0 || (w != NULL && w != s->active && w != s->other))
+        if (fds[i].revents == 0 || (w != NULL && w != s->active && w != s->other && w != s->ferry))
             continue;
         if (w == NULL) {
             for (int k = 0; k < s->stranger_count; k++)
@@ -302,21 +308,34 @@ static void tend(supervisor *s)
         world_tend(s->active);
     if (s->other != NULL)
         world_tend(s->other);
-    if (s->other != NULL && world_is_gone(s->other))
-        change_event(s,
-            s->handover.state == RS_HANDOVER_LEAVING ? RS_HANDOVER_OLD_GONE : RS_HANDOVER_NEW_GONE);
+    ferry_tend(s);
+    if (s->other == NULL || !world_is_gone(s->other))
+        return;
+    bool leaves = s->handover.state == RS_HANDOVER_LEAVING;
+    if (!leaves && s->ferry != NULL) { /* it may be writing to what the world has made */
+        ferry_end(s);
+        change_event(s, RS_HANDOVER_FAILED);
+        return;
+    }
+    change_event(s, leaves ? RS_HANDOVER_OLD_GONE : RS_HANDOVER_NEW_GONE);
 }
 
 /* True when the active world has ended and nothing goes on without it. */
 static bool is_over(supervisor *s)
 {
-    if (s->active == NULL)
-        return !s->survival.pending || s->stopping;
-    if (!world_is_gone(s->active))
+    if (s->active != NULL && !world_is_gone(s->active))
         return false;
+    if (s->ferry != NULL && s->other == NULL) {
+        ferry_end(s);
+        return false;
+    }
+    if (s->active == NULL || s->survival.pending)
+        return !s->survival.pending || s->stopping;
     rs_handover_state state = s->handover.state;
     if (state == RS_HANDOVER_PULLING || state == RS_HANDOVER_COMMITTING)
         return false; /* it slept: the other one takes over */
+    if (s->active->bereft && state != RS_HANDOVER_IDLE)
+        return false; /* so it does from one that was recovered */
     if (state == RS_HANDOVER_HOLDING || state == RS_HANDOVER_BUILDING ||
         state == RS_HANDOVER_QUIESCING)
         change_event(s, RS_HANDOVER_OLD_GONE);
@@ -332,6 +351,7 @@ static void supervise(supervisor *s)
         count = add_fd(fds, sources, count, rs_listener_fd(s->fleet->listener), (source){0});
         count = add_world(fds, sources, count, s->active);
         count = add_world(fds, sources, count, s->other);
+        count = add_world(fds, sources, count, s->ferry);
         for (int k = 0; k < s->stranger_count; k++)
             count = add_fd(fds, sources, count, rs_link_fd(s->strangers[k]), (source){NULL, -1, k});
         int asked = count;
@@ -499,8 +519,8 @@ static rs_status begin(supervisor *s)
 
 static void end(supervisor *s)
 {
-    world *const worlds[] = {s->active, s->other};
-    for (int i = 0; i < 2; i++) {
+    world *const worlds[] = {s->active, s->other, s->ferry};
+    for (int i = 0; i < 3; i++) {
         if (worlds[i] == NULL)
             continue;
         world_fini(worlds[i]);

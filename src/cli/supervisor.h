@@ -30,7 +30,7 @@ typedef struct survival {
     int lost;     /* slots that are not used any more */
     bool pending; /* a world is to be started */
     double when;  /* not before */
-    double died;  /* when the world before had ended */
+    double died;  /* when the world before had ended, in seconds since 1970 */
     char layout[RS_LAYOUT_TEXT];
     int generation; /* of the arenas that it goes on from, and the layout that they have; -1: they
                        are lost, and it goes back to the newest checkpoint */
@@ -46,7 +46,8 @@ typedef struct supervisor {
     int signals;   /* fd */
     world *active; /* trains, or did until it ended */
     world *other;  /* comes, or (leaving) goes */
-    int numbers;   /* of worlds made so far */
+    world *ferry;  /* carries for the other what changes host; NULL: nothing does, or not yet */
+    int numbers;   /* of worlds and ferries made so far */
     rs_handover handover;
     wanted want;
     double limit;                    /* when the change is given up; 0: none under way */
@@ -79,11 +80,34 @@ void change_tend(supervisor *s);
 /* Gives up the change under way, if it can be, and says why. */
 void change_cancel(supervisor *s, const char *why);
 
+/* Gives up the change under way because of what the new world or its ferry met. */
+void change_give_up(supervisor *s, const char *why);
+
 /* JOB/worlds.json and a line of metrics.jsonl. */
 void change_note(supervisor *s, const world *w, const char *stage);
 
 /* Appends an event to metrics.jsonl; `event` is consumed. */
 void change_write(const supervisor *s, json_t *event);
+
+/* ---- ferry.c ---- */
+
+/* The host of each of a world's ranks, by a number; free() it. */
+rs_status ferry_hosts(const supervisor *s, int ranks, int **out) RS_MUST_CHECK;
+
+/* The new world has planned; so many bytes change host. Starts a ferry, if one is needed. */
+void ferry_begin(supervisor *s, int64_t bytes);
+
+/* True if there is nothing to wait for. */
+bool ferry_is_ready(const supervisor *s);
+
+/* The old world has stopped: the ferry carries, and the pull's word says if there is one. */
+void ferry_pull(supervisor *s);
+
+/* The change is given up, or the job ends: so does the ferry. */
+void ferry_end(supervisor *s);
+
+void ferry_word(supervisor *s, world_host *host, const json_t *word);
+void ferry_tend(supervisor *s);
 
 /* ---- revive.c ---- */
 

@@ -104,6 +104,7 @@ rs_status world_start(world *w, const launch *l, const rs_hosts *hosts, const ch
     w->begun = cli_now();
     launcher_world place = {.number = w->number,
         .ranks = w->ranks,
+        .ferry = w->ferry,
         .address = address,
         .hosts = hosts,
         .counts = w->counts};
@@ -122,6 +123,7 @@ void world_fini(world *w)
         rs_link_close(w->hosts[h].link);
     json_decref(w->from);
     json_decref(w->attach);
+    json_decref(w->stands);
 }
 
 static void keep_tail(world *w, const char *bytes, size_t count)

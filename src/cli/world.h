@@ -32,6 +32,7 @@ typedef struct world_host {
     int rank; /* lowest of the host */
     int ranks;
     double beat; /* when its last beat came */
+    double age;  /* of the oldest sign of life that it told of */
 } world_host;
 
 typedef struct world {
@@ -42,6 +43,10 @@ typedef struct world {
     world_stage stage;
     json_t *attach; /* arenas or checkpoint that it goes on from, as its ranks are told; or NULL */
     json_t *from;   /* what it takes over from, as its ranks are told; NULL: nothing */
+    bool bereft;    /* its processes are gone, its memory was recovered, another takes over */
+    bool ferry;     /* no world, but what carries between hosts for one: see ferry.c */
+    int of;         /* a ferry's: the world that it carries for */
+    json_t *stands; /* and the host that each of its processes stands for */
     int64_t scheduled;
     launcher how;
     pid_t process; /* of the launcher */

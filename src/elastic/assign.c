@@ -191,7 +191,14 @@ rs_status rs_assign(const int64_t *weight, int rows, int columns, int *pick)
     return solve_greedily(weight, rows, columns, pick);
 }
 
-rs_status rs_assign_weights(const rs_placement *old, const rs_placement *now, int64_t *weight)
+/* Whether both ranks are on one host. */
+static bool together(const rs_places *hosts, int now, int old)
+{
+    return hosts == NULL || hosts->now[now] == hosts->old[old];
+}
+
+rs_status rs_assign_weights(
+    const rs_placement *old, const rs_placement *now, const rs_places *hosts, int64_t *weight)
 {
     const rs_space *space = rs_placement_space(now);
     int rows = rs_placement_holders(now), columns = rs_placement_holders(old);
@@ -210,8 +217,10 @@ rs_status rs_assign_weights(const rs_placement *old, const rs_placement *now, in
                 rs_box both;
                 if (!rs_box_intersect(&held.items[h].box, &s->box, &both))
                     continue;
-                for (size_t k = 0; k < held.items[h].count; k++)
-                    row[held.ranks[held.items[h].first + k]] += rs_box_volume(&both) * size;
+                for (size_t k = 0; k < held.items[h].count; k++) {
+                    int holder = held.ranks[held.items[h].first + k];
+                    row[holder] += together(hosts, r, holder) ? rs_box_volume(&both) * size : 0;
+                }
             }
         }
     }
@@ -221,15 +230,19 @@ done:
     return status;
 }
 
-rs_status rs_assign_ranks(const rs_placement *old, const rs_placement *now, int *kept)
+rs_status rs_assign_ranks(
+    const rs_placement *old, const rs_placement *now, const rs_places *hosts, int *kept)
 {
     int rows = rs_placement_holders(now), columns = rs_placement_holders(old);
     int64_t *weight = rs_calloc((size_t)rows * (size_t)columns, sizeof *weight);
     if (weight == NULL)
         return rs_error_memory((size_t)rows * (size_t)columns * sizeof *weight);
-    rs_status status = rs_assign_weights(old, now, weight);
+    rs_status status = rs_assign_weights(old, now, hosts, weight);
     if (status == RS_OK)
         status = rs_assign(weight, rows, columns, kept);
+    for (int r = 0; r < rows && status == RS_OK; r++)
+        if (kept[r] >= 0 && !together(hosts, r, kept[r]))
+            kept[r] = -1;
     free(weight);
     return status;
 }

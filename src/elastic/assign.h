@@ -20,12 +20,19 @@
  */
 rs_status rs_assign(const int64_t *weight, int rows, int columns, int *pick) RS_MUST_CHECK;
 
-/* Bytes of `now`'s shards of each rank that each rank of `old` has: fills weight[new][old]. */
-rs_status rs_assign_weights(
-    const rs_placement *old, const rs_placement *now, int64_t *weight) RS_MUST_CHECK;
+/* The host of every rank of both worlds, by any numbers. */
+typedef struct rs_places {
+    const int *old;
+    const int *now;
+} rs_places;
 
-/* Both: kept[new rank] is the old rank that it continues, -1 where there is none. */
-rs_status rs_assign_ranks(
-    const rs_placement *old, const rs_placement *now, int *kept) RS_MUST_CHECK;
+/* Bytes of `now`'s shards of each rank that each rank of `old` has: fills weight[new][old]. None
+ * where the two are on different hosts; `hosts` NULL: all are on one. */
+rs_status rs_assign_weights(const rs_placement *old, const rs_placement *now,
+    const rs_places *hosts, int64_t *weight) RS_MUST_CHECK;
+
+/* Both: kept[new rank] is the old rank of its host that it continues, -1 where there is none. */
+rs_status rs_assign_ranks(const rs_placement *old, const rs_placement *now, const rs_places *hosts,
+    int *kept) RS_MUST_CHECK;
 
 #endif

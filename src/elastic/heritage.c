@@ -9,8 +9,9 @@
  * between holders.
  *
  * 1. Every old segment has exactly one holder in the regrouped placement.
- * 2. As many new segments as possible are taken over whole: within a class of alike segments that
- *    is the lesser of both counts, whoever gets which.
+ * 2. As many new segments as possible are taken over whole: within a class of alike segments of a
+ *    host that is the lesser of both counts, whoever gets which.
+ * 3. Nobody takes over anything from another host; what lies there is lent.
  *
  * Segments are compared by a hash of their shards first, and shard by shard where hashes agree.
  *
@@ -33,6 +34,7 @@ typedef struct entry {
     int segment;
     int side;
     int rank;
+    int host;
     uint64_t hash;
     int64_t bytes;
     size_t first; /* its shards: shards[first .. first + count - 1] */
@@ -52,6 +54,7 @@ typedef struct deal {
 struct rs_heritage {
     int old_ranks;
     int new_ranks;
+    int *hosts; /* of each holder */
     rs_placement *placement;
     rs_segment_ref *refs; /* of each holder, ascending by segment */
     size_t *first;
@@ -94,7 +97,7 @@ static uint64_t hash_shard(uint64_t hash, const rs_shard *s)
 }
 
 /* Appends the segments of one rank with their shards. */
-static rs_status read_rank(deal *d, const rs_placement *placement, int side, int rank)
+static rs_status read_rank(deal *d, const rs_placement *placement, int side, int rank, int host)
 {
     rs_shard_list shards = {0};
     rs_segment_list segments = {0};
@@ -115,6 +118,7 @@ static rs_status read_rank(deal *d, const rs_placement *placement, int side, int
         *e = (entry){.segment = segments.items[i].segment,
             .side = side,
             .rank = rank,
+            .host = host,
             .bytes = segments.items[i].bytes,
             .first = d->shard_count,
             .holder = -1};
@@ -153,6 +157,8 @@ static int compare_entries(const void *a, const void *b)
         return rs_compare(x->segment, y->segment);
     if (x->hash != y->hash)
         return x->hash < y->hash ? -1 : 1;
+    if (x->host != y->host)
+        return compare_two(x->host, y->host);
     if (x->side != y->side)
         return rs_compare(x->side, y->side);
     return rs_compare(x->rank, y->rank);
@@ -178,7 +184,8 @@ static void deal_alike(deal *d, const int *kept)
     for (size_t begin = 0; begin < d->count; begin = end) {
         end = begin + 1;
         while (end < d->count && d->entries[end].segment == d->entries[begin].segment &&
-               d->entries[end].hash == d->entries[begin].hash)
+               d->entries[end].hash == d->entries[begin].hash &&
+               d->entries[end].host == d->entries[begin].host)
             end++;
         for (int any = 0; any < 2; any++)
             for (size_t i = begin; i < end; i++) {
@@ -275,12 +282,17 @@ static rs_status collect(rs_heritage *h, const deal *d)
     return RS_OK;
 }
 
-static rs_status check_kept(const int *kept, int new_ranks, int old_ranks)
+static rs_status check_kept(const rs_heritage *h, const int *kept)
 {
+    int new_ranks = h->new_ranks, old_ranks = h->old_ranks;
     for (int r = 0; r < new_ranks; r++) {
         if (kept[r] < -1 || kept[r] >= old_ranks)
             return rs_error_set(RS_ERR_ARGUMENT,
                 "new rank %d continues old rank %d, and there are %d", r, kept[r], old_ranks);
+        if (kept[r] >= 0 && h->hosts[r] != h->hosts[new_ranks + kept[r]])
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "new rank %d on host %d continues old rank %d, which is on host %d", r, h->hosts[r],
+                kept[r], h->hosts[new_ranks + kept[r]]);
         for (int q = 0; q < r; q++)
             if (kept[r] >= 0 && kept[q] == kept[r])
                 return rs_error_set(RS_ERR_ARGUMENT,
@@ -289,8 +301,8 @@ static rs_status check_kept(const int *kept, int new_ranks, int old_ranks)
     return RS_OK;
 }
 
-rs_status rs_heritage_create(
-    const rs_placement *old, const rs_placement *now, const int *kept, rs_heritage **out)
+rs_status rs_heritage_create(const rs_placement *old, const rs_placement *now, const int *kept,
+    const rs_places *hosts, rs_heritage **out)
 {
     deal d = {0};
     rs_status status;
@@ -299,11 +311,20 @@ rs_status rs_heritage_create(
         return rs_error_memory(sizeof *h);
     h->old_ranks = rs_placement_holders(old);
     h->new_ranks = rs_placement_holders(now);
-    RS_TRY_GOTO(check_kept(kept, h->new_ranks, h->old_ranks), done);
+    h->hosts = rs_calloc((size_t)(h->new_ranks + h->old_ranks), sizeof *h->hosts);
+    if (h->hosts == NULL) {
+        status = rs_error_memory((size_t)(h->new_ranks + h->old_ranks) * sizeof *h->hosts);
+        goto done;
+    }
+    for (int r = 0; r < h->new_ranks && hosts != NULL; r++)
+        h->hosts[r] = hosts->now[r];
+    for (int i = 0; i < h->old_ranks && hosts != NULL; i++)
+        h->hosts[h->new_ranks + i] = hosts->old[i];
+    RS_TRY_GOTO(check_kept(h, kept), done);
     for (int i = 0; i < h->old_ranks; i++)
-        RS_TRY_GOTO(read_rank(&d, old, OLD, i), done);
+        RS_TRY_GOTO(read_rank(&d, old, OLD, i, h->hosts[h->new_ranks + i]), done);
     for (int r = 0; r < h->new_ranks; r++)
-        RS_TRY_GOTO(read_rank(&d, now, NOW, r), done);
+        RS_TRY_GOTO(read_rank(&d, now, NOW, r, h->hosts[r]), done);
     if (d.count > 1)
         qsort(d.entries, d.count, sizeof *d.entries, compare_entries);
     deal_alike(&d, kept);
@@ -327,6 +348,7 @@ void rs_heritage_destroy(rs_heritage *h)
     if (h == NULL)
         return;
     rs_placement_destroy(h->placement);
+    free(h->hosts);
     free(h->refs);
     free(h->first);
     free(h->sources);
@@ -337,6 +359,11 @@ void rs_heritage_destroy(rs_heritage *h)
 const rs_placement *rs_heritage_placement(const rs_heritage *h)
 {
     return h->placement;
+}
+
+const int *rs_heritage_hosts(const rs_heritage *h)
+{
+    return h->hosts;
 }
 
 int rs_heritage_source(const rs_heritage *h, int holder, int segment)

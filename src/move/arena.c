@@ -42,6 +42,9 @@
  */
 #define CREDIT 64
 
+/* How an arena is mapped. */
+typedef enum usage { READS = 0, WRITES, FILLS /* as a guest */ } usage;
+
 typedef struct mapping {
     int fd;
     char *base; /* NULL for an extent of no bytes */
@@ -53,6 +56,7 @@ struct rs_arena {
     int generation;
     int rank;
     bool writable;
+    bool guest;
     int lock; /* the open table file, locked while it is mapped for writing; -1 */
     rs_table table;
     rs_table_header *header; /* the mapped table file */
@@ -140,10 +144,10 @@ static rs_status map_extent(rs_arena *arena, size_t k)
 }
 
 /* Opens and maps everything that the table of (generation, rank) names. */
-static rs_status map_arena(
-    rs_keeper *keeper, int generation, int rank, bool writable, rs_arena **out)
+static rs_status map_arena(rs_keeper *keeper, int generation, int rank, usage use, rs_arena **out)
 {
     rs_status status;
+    bool writable = use != READS;
     char name[RS_ARENA_NAME];
     rs_arena_file_name(keeper, generation, rank, RS_ARENA_TABLE, name);
     int fd;
@@ -157,6 +161,7 @@ static rs_status map_arena(
     arena->generation = generation;
     arena->rank = rank;
     arena->writable = writable;
+    arena->guest = use == FILLS;
     arena->own = -1;
     arena->lock = -1;
     RS_TRY_GOTO(rs_table_read(keeper, generation, rank, fd, name, &arena->table), close_arena);
@@ -169,7 +174,9 @@ static rs_status map_arena(
     }
     arena->header = header;
     if (writable)
-        RS_TRY_GOTO(rs_table_lock(fd, name, &arena->header->owner), close_arena);
+        RS_TRY_GOTO(
+            rs_table_lock(fd, name, arena->guest ? RS_TABLE_GUEST : RS_TABLE_OWNER, arena->header),
+            close_arena);
     arena->extents = rs_calloc(table->extent_count, sizeof *arena->extents);
     arena->regions = rs_calloc(table->entry_count, sizeof *arena->regions);
     if (arena->extents == NULL || arena->regions == NULL) {
@@ -207,12 +214,26 @@ close_file:
 
 rs_status rs_arena_open(rs_keeper *keeper, int generation, int rank, bool writable, rs_arena **out)
 {
-    return map_arena(keeper, generation, rank, writable, out);
+    return map_arena(keeper, generation, rank, writable ? WRITES : READS, out);
+}
+
+rs_status rs_arena_open_guest(rs_keeper *keeper, int generation, int rank, rs_arena **out)
+{
+    rs_arena *arena = NULL;
+    RS_TRY(map_arena(keeper, generation, rank, FILLS, &arena));
+    if (rs_arena_step(arena) >= 0) {
+        rs_arena_close(arena);
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "the arena of generation %d, rank %d is complete: nobody fills it beside its rank",
+            generation, rank);
+    }
+    *out = arena;
+    return RS_OK;
 }
 
 rs_status rs_arena_open_sibling(const rs_arena *arena, int rank, rs_arena **out)
 {
-    return map_arena(arena->keeper, arena->generation, rank, false, out);
+    return map_arena(arena->keeper, arena->generation, rank, READS, out);
 }
 
 /* The entry of a segment, NULL if the table has none. */
@@ -369,7 +390,7 @@ static rs_status create(rs_keeper *keeper, int generation, int rank,
         free_table);
     RS_TRY_GOTO(make_extent(keeper, &table.extents[table.extent_count - 1], sparse), free_table);
     RS_TRY_GOTO(rs_table_write(keeper, generation, rank, &table), remove_extent);
-    status = map_arena(keeper, generation, rank, true, out);
+    status = map_arena(keeper, generation, rank, WRITES, out);
     if (status != RS_OK)
         unlinkat(keeper->fd, rs_arena_file_name(keeper, generation, rank, RS_ARENA_TABLE, name), 0);
 remove_extent:
@@ -571,10 +592,12 @@ int64_t rs_arena_step(const rs_arena *arena)
 
 rs_status rs_arena_commit(rs_arena *arena, int64_t step)
 {
-    if (!arena->writable || step < 0)
+    if (!arena->writable || arena->guest || step < 0)
         return rs_error_set(RS_ERR_ARGUMENT,
             "cannot commit the arena of rank %d at step %" PRId64 ": %s", arena->rank, step,
-            step < 0 ? "steps count from 0" : "it is mapped read-only");
+            step < 0       ? "steps count from 0"
+            : arena->guest ? "it is another process's"
+                           : "it is mapped read-only");
     rs_commit commit;
     int slot = last_commit(arena, &commit);
     rs_commit next = {.number = slot >= 0 ? commit.number + 1 : 1, .step = (uint64_t)step};

@@ -1,10 +1,12 @@
 /*
  * Who writes to an arena, and making sure that nobody does.
  *
- * A process that maps an arena for writing holds a lock on its table file (fcntl, open file
- * description) and says beside it which process it is. The kernel gives the lock back when the last
- * descriptor of that open file is closed, which for a killed process comes after its memory is
- * unmapped: so whoever finds the table unlocked knows that no store to the arena is still to come.
+ * A process that maps an arena for writing holds a lock on a byte of its table file (fcntl, open
+ * file description) and says in the table which process it is. There are two such bytes, so that a
+ * process of another job may fill what the arena's own rank does not. The kernel gives the lock
+ * back when the last descriptor of that open file is closed, which for a killed process comes after
+ * its memory is unmapped: so whoever finds the table unlocked knows that no store to the arena is
+ * still to come.
  *
  * 1. A process is killed only if its number and the time of its start are those in the table: a
  * number that was given to another process since is left alone. It is held by a descriptor while
@@ -49,10 +51,17 @@ static uint64_t start_of(long pid)
     return start;
 }
 
-rs_status rs_table_lock(int fd, const char *name, rs_table_owner *owner)
+static struct flock lock_of(rs_table_writer writer)
 {
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (fcntl(fd, F_OFD_SETLK, &whole) != 0) {
+    return (struct flock){
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)writer, .l_len = 1};
+}
+
+rs_status rs_table_lock(int fd, const char *name, rs_table_writer writer, rs_table_header *header)
+{
+    struct flock lock = lock_of(writer);
+    rs_table_owner *owner = &header->writers[writer];
+    if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
         if (errno == EAGAIN || errno == EACCES)
             return rs_error_set(RS_ERR_EXISTS, "%s is mapped for writing by process %" PRIu64, name,
                 __atomic_load_n(&owner->pid, __ATOMIC_ACQUIRE));
@@ -63,10 +72,10 @@ rs_status rs_table_lock(int fd, const char *name, rs_table_owner *owner)
     return RS_OK;
 }
 
-static bool is_locked(int fd)
+static bool is_locked(int fd, rs_table_writer writer)
 {
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    return fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
+    struct flock lock = lock_of(writer);
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 /* Kills the process that `owner` names, if that is still the one; its number, or 0. */
@@ -83,12 +92,13 @@ static long kill_owner(const rs_table_owner *owner)
     return killed;
 }
 
-static rs_status wait_for_lock(
-    int fd, const char *name, const rs_table_owner *owner, double seconds, long *killed)
+static rs_status wait_for_lock(int fd, const char *name, const rs_table_header *header,
+    rs_table_writer writer, double seconds, long *killed)
 {
     double deadline = rs_clock_seconds() + seconds;
+    const rs_table_owner *owner = &header->writers[writer];
     *killed = 0;
-    while (is_locked(fd)) {
+    while (is_locked(fd, writer)) {
         if ((long)__atomic_load_n(&owner->pid, __ATOMIC_ACQUIRE) == (long)getpid())
             return rs_error_set(
                 RS_ERR_ARGUMENT, "%s is mapped for writing by the process that fences it", name);
@@ -130,10 +140,12 @@ rs_status rs_arena_fence(rs_keeper *keeper, int generation, int rank, double sec
         status = rs_error_errno(errno, "cannot map %s/%s", keeper->folder, name);
         goto close_file;
     }
-    status = wait_for_lock(fd, name, &header->owner, seconds, &pid);
+    for (int writer = 0; writer < RS_TABLE_WRITERS && status == RS_OK; writer++) {
+        status = wait_for_lock(fd, name, header, (rs_table_writer)writer, seconds, &pid);
+        if (killed != NULL && pid != 0)
+            *killed = pid;
+    }
     munmap(header, sizeof *header);
-    if (killed != NULL)
-        *killed = pid;
 close_file:
     close(fd);
     return status;

@@ -27,7 +27,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-#define VERSION 2
+#define VERSION 3
 #define MAX_COUNT                                                                                  \
     (1 << 24) /* of extents or entries: far above any model, far below any overflow                \
                */

@@ -69,7 +69,14 @@ typedef struct rs_commit {
     uint64_t check;
 } rs_commit;
 
-/* The process that maps the arena for writing: it holds a lock on the table file. */
+/* Who maps the arena for writing: the rank whose it is, or a guest that fills some of it. */
+typedef enum rs_table_writer {
+    RS_TABLE_OWNER = 0,
+    RS_TABLE_GUEST,
+    RS_TABLE_WRITERS
+} rs_table_writer;
+
+/* The process of a writer: it holds a lock on the byte of the table file that has its number. */
 typedef struct rs_table_owner {
     uint64_t pid;   /* 0: none has said so */
     uint64_t start; /* when it was started, in ticks since boot */
@@ -90,7 +97,7 @@ typedef struct rs_table_header {
     uint64_t body_hash;   /* XXH3 of the entries, seeded with that of the extents */
     uint64_t header_hash; /* XXH3 of the bytes before */
     rs_commit commit[2];  /* these two change; all else is written once */
-    rs_table_owner owner;
+    rs_table_owner writers[RS_TABLE_WRITERS];
 } rs_table_header;
 
 /* A table read into memory. */
@@ -133,9 +140,10 @@ uint64_t rs_table_commit_check(uint64_t identity, const rs_commit *commit);
 /* The table of a mapped arena; NULL for NULL. */
 const rs_table *rs_arena_table(const rs_arena *arena);
 
-/* Locks the open table file for this process, which says in `owner`, mapped, who it is. The lock
- * lasts as long as `fd` is open. RS_ERR_EXISTS: another process has it. */
-rs_status rs_table_lock(int fd, const char *name, rs_table_owner *owner) RS_MUST_CHECK;
+/* Locks the open table file for this process as `writer`, and says in `header`, mapped, who it is.
+ * The lock lasts as long as `fd` is open. RS_ERR_EXISTS: another process has it. */
+rs_status rs_table_lock(
+    int fd, const char *name, rs_table_writer writer, rs_table_header *header) RS_MUST_CHECK;
 
 /* Writes, or reads, all bytes at `offset`; false with errno (0 at the end of the file). */
 bool rs_file_write_at(int fd, const void *data, size_t bytes, int64_t offset);

@@ -19,6 +19,10 @@
  * sum before the source may be released: pulls by the reader, who then marks them; messages by the
  * receiver, who answers; what was wrong is copied once more.
  *
+ * One process may stand for several holders (a ferry, move_mpi.h): then its list is that of all of
+ * them, and wherever an end of a copy is asked for, the holder is taken for its process. The lists
+ * keep the global order, so nothing above changes.
+ *
  * Errors: the first is kept. From then on the rank writes no target and makes no pulls, but posts
  * and finishes every message (receives go to scratch), so that no peer waits for it. In tight mode
  * it also tells its sources, by marks and answers, that they must not release what it has not read;
@@ -108,10 +112,32 @@ static bool is_remote(const rs_copy *copy)
     return copy->reach == RS_REACH_REMOTE;
 }
 
+/* The process that stands for a holder. */
+static int process_of(const rs_engine *engine, int holder)
+{
+    return engine->task.process_of != NULL ? engine->task.process_of[holder] : holder;
+}
+
+static bool gives(const rs_engine *engine, const rs_copy *copy)
+{
+    return process_of(engine, copy->source) == engine->rank;
+}
+
+static bool takes(const rs_engine *engine, const rs_copy *copy)
+{
+    return process_of(engine, copy->target) == engine->rank;
+}
+
+/* A copy that is a message of this rank. */
+static bool is_message(const rs_engine *engine, const rs_copy *copy)
+{
+    return is_remote(copy) && !engine->task.ferried;
+}
+
 /* A copy that this rank makes by itself. */
 static bool is_pull(const rs_engine *engine, const rs_copy *copy)
 {
-    return copy->target == engine->rank && !is_remote(copy);
+    return takes(engine, copy) && !is_remote(copy);
 }
 
 /* Keeps the first error; from here on only the others' part is done. */
@@ -146,7 +172,7 @@ static void finish_copy(rs_engine *engine, size_t index)
 {
     const rs_copy *copy = &engine->copies[index];
     engine->done[index] = true;
-    if (copy->target != engine->rank)
+    if (!takes(engine, copy))
         return;
     engine->bytes_done += copy->bytes;
     if (engine->task.progress != NULL)
@@ -171,7 +197,7 @@ static bool gate_open(rs_engine *engine, gate *g, size_t index)
 /* The memory that a copy reads. */
 static rs_status source_memory(rs_engine *engine, int source, const rs_memory **out)
 {
-    if (source == engine->rank) {
+    if (engine->task.process_of == NULL && source == engine->rank) {
         *out = engine->task.old;
         return RS_OK;
     }
@@ -195,7 +221,10 @@ static rs_status locate_source(rs_engine *engine, const rs_copy *copy, rs_end *e
 
 static rs_status locate_target(rs_engine *engine, const rs_copy *copy, rs_end *end)
 {
-    return rs_end_locate(engine->task.to, engine->rank, engine->task.now, copy, end, NULL);
+    const rs_memory *memory = engine->task.now;
+    if (engine->task.process_of != NULL)
+        RS_TRY(engine->task.target(engine->task.peer_context, copy->target, &memory));
+    return rs_end_locate(engine->task.to, copy->target, memory, copy, end, NULL);
 }
 
 /* ---- pulls ---- */
@@ -245,7 +274,7 @@ static bool pull_next(rs_engine *engine)
 static int peer_of(const rs_engine *engine, const flight *f)
 {
     const rs_copy *copy = &engine->copies[f->index];
-    return f->sends ? copy->target : copy->source;
+    return process_of(engine, f->sends ? copy->target : copy->source);
 }
 
 /* Starts one message; an error is kept, and the message counts as done. */
@@ -358,7 +387,7 @@ static bool prepare(rs_engine *engine, flight *f)
 static bool post_next(rs_engine *engine)
 {
     size_t before = engine->remote;
-    while (engine->remote < engine->count && !is_remote(&engine->copies[engine->remote]))
+    while (engine->remote < engine->count && !is_message(engine, &engine->copies[engine->remote]))
         engine->remote++;
     if (engine->remote == engine->count)
         return engine->remote > before;
@@ -368,7 +397,7 @@ static bool post_next(rs_engine *engine)
         !gate_open(engine, &engine->remote_gate, engine->remote))
         return engine->remote > before;
     flight *f = engine->flights[engine->flight_count];
-    *f = (flight){.index = engine->remote, .sends = copy->source == engine->rank};
+    *f = (flight){.index = engine->remote, .sends = gives(engine, copy)};
     if (!prepare(engine, f))
         return engine->remote > before;
     uint32_t *numbers = f->sends ? engine->sent : engine->received;
@@ -514,9 +543,13 @@ static rs_status check_copies(rs_engine *engine)
     for (size_t k = 0; k < engine->count; k++) {
         const rs_copy *copy = &engine->copies[k];
         rs_end end;
-        if (copy->source == engine->rank || is_pull(engine, copy))
+        if (is_remote(copy) && !is_message(engine, copy)) {
+            engine->done[k] = true;
+            continue;
+        }
+        if (gives(engine, copy) || is_pull(engine, copy))
             RS_TRY(locate_source(engine, copy, &end));
-        if (copy->target == engine->rank) {
+        if (takes(engine, copy)) {
             RS_TRY(locate_target(engine, copy, &end));
             engine->bytes_total += copy->bytes;
         }
@@ -545,10 +578,13 @@ rs_status rs_engine_create(const rs_engine_task *task, rs_engine **out)
         return rs_error_memory(sizeof *engine);
     engine->task = *task;
     engine->space = rs_placement_space(task->to);
-    engine->rank = rs_plan_rank(task->plan);
+    engine->rank = task->plan != NULL ? rs_plan_rank(task->plan) : task->rank;
     engine->ranks = (int)rs_max64(rs_placement_holders(task->from), rs_placement_holders(task->to));
     engine->ranks = (int)rs_max64(engine->ranks, engine->rank + 1);
-    engine->copies = rs_plan_copies(task->plan, &engine->count);
+    engine->copies = task->copies;
+    engine->count = task->count;
+    if (task->plan != NULL)
+        engine->copies = rs_plan_copies(task->plan, &engine->count);
     for (int k = 0; k < MAX_FLIGHTS; k++)
         engine->flights[k] = &engine->slots[k];
     engine->done = rs_calloc(engine->count, sizeof *engine->done);

@@ -15,11 +15,20 @@ typedef rs_status (*rs_engine_peer)(void *context, int rank, const rs_memory **o
 typedef struct rs_engine_task {
     const rs_placement *from;
     const rs_placement *to;
-    const rs_plan *plan;
+    const rs_plan *plan;  /* of this rank; NULL: `copies` for several holders */
+    bool ferried;         /* copies between nodes are somebody else's */
     const rs_memory *old; /* NULL if the rank held nothing */
     const rs_memory *now;
     rs_engine_peer peer;
     void *peer_context;
+    /* Instead of a plan, `old` and `now`: this process is `rank`, and stands for every holder whose
+     * `process_of` that is; `peer` lends their old memory, `target` what they are to get. Never
+     * tight, and without sums. */
+    int rank;
+    const int *process_of;
+    const rs_copy *copies;
+    size_t count;
+    rs_engine_peer target;
     int64_t window; /* > 0 */
     rs_sums *after; /* may be NULL */
     bool tight;     /* the whole move is; the same on every rank */

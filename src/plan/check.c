@@ -61,9 +61,7 @@ static bool inside(const rs_box *box, const rs_box *around)
 
 static int node_of(const proof *p, int rank)
 {
-    if (p->options->node_of != NULL)
-        return p->options->node_of[rank];
-    return p->options->ranks_per_node > 0 ? rank / p->options->ranks_per_node : 0;
+    return rs_plan_node_of(p->options, rank);
 }
 
 /* Whether `rank` had any element of the copy. */
@@ -327,6 +325,44 @@ done:
     return status;
 }
 
+/* What a node lists as crossing its border is what its ranks' plans have: each copy once. */
+static rs_status check_node(const proof *p, int node)
+{
+    rs_copy *copies = NULL;
+    size_t count, found = 0;
+    RS_TRY(rs_plan_crossing(p->from, p->to, node, p->options, &copies, &count));
+    rs_status status = RS_OK;
+    for (size_t i = 0; i < count && status == RS_OK; i++) {
+        const rs_copy *copy = &copies[i];
+        bool gives = node_of(p, copy->source) == node, takes = node_of(p, copy->target) == node;
+        if (i > 0 && rs_copy_compare(&copies[i - 1], copy) >= 0)
+            status = wrong(p, copy, "it is not in its node's global order");
+        else if (copy->reach != RS_REACH_REMOTE || gives == takes)
+            status = wrong(p, copy, "it does not cross the border of the node that lists it");
+    }
+    for (int r = 0; r < p->world; r++)
+        for (size_t i = 0; node_of(p, r) == node && i < p->plans[r]->count; i++)
+            found += p->plans[r]->copies[i].reach == RS_REACH_REMOTE;
+    free(copies);
+    if (status == RS_OK && found != count)
+        return rs_error_set(RS_ERR_MISMATCH,
+            "node %d lists %zu copies that cross its border, its ranks have %zu", node, count,
+            found);
+    return status;
+}
+
+static rs_status check_nodes(const proof *p)
+{
+    for (int r = 0; r < p->world; r++) {
+        bool first = true;
+        for (int q = 0; q < r && first; q++)
+            first = node_of(p, q) != node_of(p, r);
+        if (first)
+            RS_TRY(check_node(p, node_of(p, r)));
+    }
+    return RS_OK;
+}
+
 static rs_status make_plans(proof *p)
 {
     rs_dealer dealer;
@@ -358,7 +394,8 @@ static rs_status run_proof(proof *p)
     if (p->moved != p->minimum)
         return rs_error_set(RS_ERR_MISMATCH, "%" PRId64 " bytes are moved, %" PRId64 " would do",
             p->moved, p->minimum);
-    return check_ends(p);
+    RS_TRY(check_ends(p));
+    return check_nodes(p);
 }
 
 rs_status rs_plan_check(

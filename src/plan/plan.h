@@ -26,6 +26,9 @@ struct rs_plan {
 rs_status rs_plan_create_dealt(
     rs_dealer *dealer, int rank, const rs_plan_options *options, rs_plan **out) RS_MUST_CHECK;
 
+/* The node of a rank, as the options name it. */
+int rs_plan_node_of(const rs_plan_options *options, int rank);
+
 /* Order of all copies of a plan. <0, 0, >0 */
 int rs_copy_compare(const rs_copy *a, const rs_copy *b);
 

@@ -91,22 +91,32 @@ static rs_status begin_beating(rs_member *m)
 
 /* ---- joining ---- */
 
+/* `count` numbers; the caller frees `*out`. */
+static rs_status parse_numbers(const json_t *from, const char *key, int count, int **out)
+{
+    const json_t *numbers = json_object_get(from, key);
+    if (count < 0 || json_array_size(numbers) != (size_t)count)
+        return rs_error_set(RS_ERR_MALFORMED,
+            "the supervisor's word has %zu numbers of %s, wanted %d", json_array_size(numbers), key,
+            count);
+    *out = rs_calloc((size_t)count, sizeof **out);
+    if (*out == NULL)
+        return rs_error_memory((size_t)count * sizeof **out);
+    for (int i = 0; i < count; i++)
+        (*out)[i] = (int)json_integer_value(json_array_get(numbers, (size_t)i));
+    return RS_OK;
+}
+
 static rs_status parse_origin(const json_t *from, int ranks, rs_origin *out)
 {
     const char *layout = json_string_value(json_object_get(from, "layout"));
-    const json_t *kept = json_object_get(from, "kept");
-    if (layout == NULL || strlen(layout) >= sizeof out->layout ||
-        json_array_size(kept) != (size_t)ranks)
+    if (layout == NULL || strlen(layout) >= sizeof out->layout)
         return rs_error_set(RS_ERR_MALFORMED, "the supervisor's word has no layout to take over");
     memcpy(out->layout, layout, strlen(layout) + 1);
     out->ranks = (int)json_integer_value(json_object_get(from, "ranks"));
     out->generation = (int)json_integer_value(json_object_get(from, "generation"));
-    out->kept = rs_calloc((size_t)ranks, sizeof *out->kept);
-    if (out->kept == NULL)
-        return rs_error_memory((size_t)ranks * sizeof *out->kept);
-    for (int r = 0; r < ranks; r++)
-        out->kept[r] = (int)json_integer_value(json_array_get(kept, (size_t)r));
-    return RS_OK;
+    RS_TRY(parse_numbers(from, "kept", ranks, &out->kept));
+    return parse_numbers(from, "hosts", out->ranks, &out->hosts);
 }
 
 static rs_status parse_world(const json_t *word, rs_member_world *out)
@@ -130,7 +140,13 @@ static rs_status parse_world(const json_t *word, rs_member_world *out)
         out->attach = (int)json_integer_value(json_object_get(attach, "generation"));
         out->attach_step = json_integer_value(json_object_get(attach, "step"));
     }
-    return from != NULL ? parse_origin(from, out->ranks, &out->from) : RS_OK;
+    const json_t *stands = json_object_get(word, "stands");
+    if (stands != NULL)
+        RS_TRY(parse_numbers(word, "stands", (int)json_array_size(stands), &out->stands));
+    if (from == NULL)
+        return RS_OK;
+    RS_TRY(parse_numbers(from, "hosts_now", out->ranks, &out->hosts));
+    return parse_origin(from, out->ranks, &out->from);
 }
 
 static rs_status say_hello(rs_member *m, int world)
@@ -227,6 +243,9 @@ void rs_member_leave(rs_member *m)
     rs_link_close(m->link);
     rs_board_close(m->board);
     free(m->world.from.kept);
+    free(m->world.from.hosts);
+    free(m->world.hosts);
+    free(m->world.stands);
     MPI_Comm_free(&m->host);
     MPI_Comm_free(&m->comm);
     free(m);

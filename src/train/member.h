@@ -5,6 +5,8 @@
  * Each host's lowest rank holds a stream to the supervisor (elastic/link.h); what it receives there
  * counts for all ranks of its host. All ranks show on the host's board that they live.
  *
+ * A ferry (ferry.h) is a member too: what it is told is the world that it carries for.
+ *
  * Usual order, on every rank: rs_member_join after MPI_Init, rs_train_run with options.member set,
  * rs_member_leave.
  */
@@ -23,7 +25,8 @@ typedef struct rs_origin {
     int ranks;
     int generation;
     char layout[RS_LAYOUT_TEXT];
-    int *kept; /* old rank that each rank of this world continues, -1: none */
+    int *kept;  /* old rank that each rank of this world continues, -1: none */
+    int *hosts; /* host of each old rank */
 } rs_origin;
 
 /* What the supervisor says of a world when it joins. */
@@ -34,7 +37,9 @@ typedef struct rs_member_world {
     int ranks;
     int64_t scheduled; /* entries of options.switches that are done */
     rs_origin from;
-    int attach; /* generation of the arenas that it goes on from; -1: none */
+    int *hosts;  /* host of each rank, where it takes over */
+    int *stands; /* a ferry's: the host that each of its processes stands for; else NULL */
+    int attach;  /* generation of the arenas that it goes on from; -1: none */
     char attach_layout[RS_LAYOUT_TEXT]; /* the layout that they have */
     int64_t attach_step;                /* the step to which they were taken */
     bool goes_back; /* what was in memory is lost: it goes on from the newest checkpoint */

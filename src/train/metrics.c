@@ -239,7 +239,8 @@ rs_status rs_metrics_switch(
         ",\"verify\":%.6f,\"commit\":%.6f},\"certificate\":\"%s\"",
         s->prepare, s->plan, s->quiesce, s->move, s->verify, s->commit, event->certificate);
     if (event->world > 0)
-        rs_text_append(&text, ",\"world\":%d,\"pause\":%.6f", event->world, event->pause);
+        rs_text_append(&text, ",\"world\":%d,\"pause\":%.6f,\"bytes_ferried\":%" PRId64,
+            event->world, event->pause, event->bytes_ferried);
     if (event->status != RS_OK) {
         rs_text_append(&text, ",\"error\":");
         put_string(&text, event->message);

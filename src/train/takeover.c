@@ -2,20 +2,21 @@
  * A new world takes over the state of an old one through its arenas.
  *
  * The ranks of the new world plan from a heritage (elastic/heritage.h): the old world's segments,
- * dealt to them so that what is already right is adopted where it lies, whichever old rank has it.
- * The rest is pulled from the old arenas, which all lie on this node. The old world is not told
- * anything but when to stop and when to go, and its memory is not written to before the commit.
+ * dealt to them so that what is already right is adopted where it lies, whichever old rank of the
+ * host has it. The rest is pulled from the old arenas of the host, or brought from other hosts by a
+ * ferry (ferry.c), which the supervisor starts where the plan has copies between hosts. The old
+ * world is not told anything but when to stop and when to go, and its memory is not written to
+ * before the commit.
  *
  * 1. Ahead, while the old world trains: boot, communicators, plan, arenas, every page touched, the
  *    trainer's own memory. Then sleep.
- * 2. In the pause: pull, sum what is here now against the sums that the old world gave (or, where
- *    it died and could not, sums of its memory made here), mark the arenas complete, report. The
- *    supervisor writes the commit record and says "train".
+ * 2. In the pause: pull, while the ferry carries; sum what is here now against the sums that the
+ * old world gave (or, where it died and could not, sums of its memory made here), mark the arenas
+ * complete, report. The supervisor writes the commit record and says "train".
  * 3. Whatever fails until then ends this world; the old one trains on.
  */
 #include "train/takeover.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,94 +27,46 @@
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "elastic/heritage.h"
 #include "reshard/move_mpi.h"
 #include "train/comm.h"
+#include "train/estate.h"
 #include "train/member.h"
 #include "train/save.h"
 #include "train/twophase.h"
 
-#define TOUCH_PIECE (256 << 10)
-#define TOUCH_SHARE                                                                                \
-    0.5 /* of the time while memory is touched ahead; the rest is left to others                   \
-         */
-
 /* What a new world keeps from its preparation to the end of the pull. */
 struct rs_takeover {
-    rs_placement *old;
-    rs_heritage *heritage;
+    rs_estate estate;
     rs_plan *plan;
-    rs_arena **arenas; /* of the old ranks; NULL where they are not read */
-    const rs_memory **old_memory;
-    rs_memory *holders; /* of the heritage, where this rank reads them */
     rs_plan_totals totals;
     double plan_seconds;
     double begun;
 };
 
-static void destroy(struct rs_takeover *t, int old_ranks)
-{
-    int holders = t != NULL && t->heritage != NULL
-                      ? rs_placement_holders(rs_heritage_placement(t->heritage))
-                      : 0;
-    if (t == NULL)
-        return;
-    for (int h = 0; t->holders != NULL && h < holders; h++)
-        free(t->holders[h].regions);
-    for (int i = 0; t->arenas != NULL && i < old_ranks; i++)
-        rs_arena_close(t->arenas[i]);
-    free(t->holders);
-    free(t->old_memory);
-    free(t->arenas);
-    rs_plan_destroy(t->plan);
-    rs_plan_totals_fini(&t->totals);
-    rs_heritage_destroy(t->heritage);
-    rs_placement_destroy(t->old);
-    free(t);
-}
-
 void rs_takeover_destroy(rs_job *job)
 {
-    destroy(job->takeover,
-        job->options->member != NULL ? rs_member_world_of(job->options->member)->from.ranks : 0);
+    struct rs_takeover *t = job->takeover;
+    if (t == NULL)
+        return;
+    rs_estate_close(&t->estate);
+    rs_plan_destroy(t->plan);
+    rs_plan_totals_fini(&t->totals);
+    free(t);
     job->takeover = NULL;
 }
 
 /* ---- ahead ---- */
 
-/* Maps the old arenas whose segments the heritage's holder `holder` has. */
-static rs_status open_holder(rs_job *job, const rs_origin *from, int holder)
-{
-    struct rs_takeover *t = job->takeover;
-    int count;
-    const int *sources = rs_heritage_sources(t->heritage, holder, &count);
-    for (int i = 0; i < count; i++) {
-        int old = sources[i];
-        if (t->arenas[old] != NULL)
-            continue;
-        RS_TRY(rs_arena_open(job->keeper, from->generation, old, false, &t->arenas[old]));
-        t->old_memory[old] = rs_arena_memory(t->arenas[old]);
-    }
-    if (t->holders[holder].regions == NULL)
-        RS_TRY(rs_heritage_memory(t->heritage, holder, t->old_memory, &t->holders[holder]));
-    return RS_OK;
-}
-
-static rs_status open_sources(rs_job *job, const rs_origin *from)
+/* Maps what this rank has of the old world, and what it pulls from. */
+static rs_status open_sources(rs_job *job)
 {
     struct rs_takeover *t = job->takeover;
     size_t count;
     const rs_copy *copies = rs_plan_copies(t->plan, &count);
-    int holders = rs_placement_holders(rs_heritage_placement(t->heritage));
-    t->arenas = rs_calloc((size_t)from->ranks, sizeof *t->arenas);
-    t->old_memory = rs_calloc((size_t)from->ranks, sizeof *t->old_memory);
-    t->holders = rs_calloc((size_t)holders, sizeof *t->holders);
-    if (t->arenas == NULL || t->old_memory == NULL || t->holders == NULL)
-        return rs_error_memory((size_t)holders * sizeof *t->holders);
-    RS_TRY(open_holder(job, from, job->rank));
+    RS_TRY(rs_estate_map(&t->estate, job->rank));
     for (size_t i = 0; i < count; i++)
-        if (copies[i].target == job->rank)
-            RS_TRY(open_holder(job, from, copies[i].source));
+        if (copies[i].target == job->rank && copies[i].reach != RS_REACH_REMOTE)
+            RS_TRY(rs_estate_map(&t->estate, copies[i].source));
     return RS_OK;
 }
 
@@ -126,8 +79,8 @@ static rs_status allocate(rs_job *job)
     if (all == NULL)
         return rs_error_memory(count * sizeof *all);
     for (size_t i = 0; i < count; i++)
-        all[i] = (rs_adoption){
-            adopted[i], t->arenas[rs_heritage_source(t->heritage, job->rank, adopted[i])]};
+        all[i] = (rs_adoption){adopted[i],
+            t->estate.arenas[rs_heritage_source(t->estate.heritage, job->rank, adopted[i])]};
     rs_status status = rs_state_take_over(&job->state, job->keeper, job->generation, all, count);
     free(all);
     if (status == RS_OK)
@@ -136,62 +89,44 @@ static rs_status allocate(rs_job *job)
     return status;
 }
 
-static rs_status prepare(rs_job *job, const rs_origin *from)
+static rs_status prepare(rs_job *job, const rs_member_world *world)
 {
     struct rs_takeover *t = job->takeover;
-    rs_layout layout;
     rs_plan_options options;
-    rs_job_plan_options(job, &options);
-    options.node_of = NULL; /* one node: the old ranks have no place in node_of */
-    RS_TRY(rs_layout_parse(from->layout, &layout));
-    RS_TRY(rs_layout_placement(job->space, &layout, &t->old));
-    if (rs_placement_holders(t->old) != from->ranks)
-        return rs_error_set(RS_ERR_MISMATCH, "layout %s has %d ranks, the world before had %d",
-            from->layout, rs_placement_holders(t->old), from->ranks);
     double begun = rs_job_seconds();
-    RS_TRY(rs_heritage_create(t->old, job->state.placement, from->kept, &t->heritage));
-    const rs_placement *source = rs_heritage_placement(t->heritage);
+    RS_TRY(rs_estate_open(
+        &t->estate, job->keeper, job->space, job->state.placement, world, world->hosts[job->rank]));
+    const rs_placement *source = rs_heritage_placement(t->estate.heritage);
+    rs_estate_plan_options(&t->estate, &options);
     RS_TRY(rs_plan_create(source, job->state.placement, job->rank, &options, &t->plan));
     t->plan_seconds = rs_job_seconds() - begun;
     if (job->rank == 0)
         RS_TRY(rs_plan_totals_compute(source, job->state.placement, &options, false, &t->totals));
-    RS_TRY(open_sources(job, from));
+    RS_TRY(open_sources(job));
     return allocate(job);
+}
+
+/* The supervisor starts a ferry where anything changes host. The arenas that it fills are there. */
+static rs_status tell_planned(rs_job *job)
+{
+    if (job->rank != 0)
+        return RS_OK;
+    return rs_member_tell(job->options->member, "planned",
+        json_pack("{s:I}", "ferried", (json_int_t)job->takeover->totals.remote.bytes));
 }
 
 rs_status rs_takeover_prepare(rs_job *job)
 {
-    const rs_origin *from = &rs_member_world_of(job->options->member)->from;
     rs_status status = RS_OK;
     job->takeover = rs_calloc(1, sizeof *job->takeover);
     if (job->takeover == NULL)
         status = rs_error_memory(sizeof *job->takeover);
     RS_TRY(rs_job_agree(job, status));
     job->takeover->begun = rs_job_seconds();
-    if (job->nodes > 1)
-        status = rs_error_set(RS_ERR_UNSUPPORTED,
-            "a new world takes over on the node where the old one's memory is, and the ranks are "
-            "on %d nodes",
-            job->nodes);
-    if (status == RS_OK)
-        status = prepare(job, from);
+    status = prepare(job, rs_member_world_of(job->options->member));
     rs_crash_point("takeover.made");
-    return rs_job_agree(job, status);
-}
-
-/* Touches the new pages and those that will be read, at a pace that leaves time to who trains. */
-static void touch(rs_job *job)
-{
-    struct rs_takeover *t = job->takeover;
-    int old_ranks = rs_placement_holders(t->old);
-    for (bool more = true; more;) {
-        double begun = rs_job_seconds();
-        more = job->state.arena != NULL && rs_arena_touch(job->state.arena, TOUCH_PIECE) > 0;
-        for (int i = 0; i < old_ranks && !more; i++)
-            more = t->arenas[i] != NULL && rs_arena_touch(t->arenas[i], TOUCH_PIECE) > 0;
-        double rest = (rs_job_seconds() - begun) * (1 / TOUCH_SHARE - 1);
-        rs_nap(rest);
-    }
+    RS_TRY(rs_job_agree(job, status));
+    return rs_job_agree(job, tell_planned(job));
 }
 
 /* ---- the pause ---- */
@@ -202,61 +137,44 @@ typedef struct pull {
     rs_sums *after;
     uint64_t *before_words;
     uint64_t *after_words;
+    bool ferried;  /* a ferry carries what changes host */
     double paused; /* when the old world's last step ended, in seconds since 1970 */
     rs_train_step last;
 } pull;
 
-static rs_status lend(void *context, int holder, const rs_memory **out)
+static bool says(const json_t *word, const char *what)
 {
-    const rs_job *job = context;
-    const rs_memory *memory = &job->takeover->holders[holder];
-    if (memory->regions == NULL)
-        return rs_error_set(RS_ERR_NOT_FOUND, "the memory of holder %d is not mapped", holder);
-    *out = memory;
-    return RS_OK;
+    const char *text = json_string_value(json_object_get(word, "do"));
+    return text != NULL && strcmp(text, what) == 0;
 }
 
-/* Sums of the old world's memory, where it has given none: every rank takes its part of the ranks.
- */
+static void end_unwanted(rs_job *job)
+{
+    job->ended = true;
+    job->outcome = RS_TRAIN_LEFT;
+}
+
+/* Sums of the old world's memory, where it has given none: the new ranks of a host take turns with
+ * the old ones that were there. Those of hosts without a new rank are the ferry's. */
 static rs_status measure_old(rs_job *job, pull *p)
 {
-    struct rs_takeover *t = job->takeover;
-    const rs_origin *from = &rs_member_world_of(job->options->member)->from;
-    size_t words = rs_sums_word_count(job->space);
-    rs_status status = RS_OK;
-    uint64_t *one = rs_calloc(words, sizeof *one);
-    if (one == NULL)
-        return rs_error_memory(words * sizeof *one);
-    for (int i = job->rank; i < from->ranks && status == RS_OK; i += job->ranks) {
-        rs_sums *sums = NULL;
-        if (t->arenas[i] == NULL)
-            status = rs_arena_open(job->keeper, from->generation, i, false, &t->arenas[i]);
-        if (status == RS_OK)
-            status = rs_sums_create(t->old, i, &sums);
-        if (status == RS_OK)
-            status = rs_sums_measure(sums, rs_arena_memory(t->arenas[i]), true);
-        if (status == RS_OK)
-            status = rs_sums_words(sums, one);
-        for (size_t w = 0; w < words && status == RS_OK; w++)
-            p->before_words[w] += one[w];
-        rs_sums_destroy(sums);
+    const rs_member_world *world = rs_member_world_of(job->options->member);
+    int host = world->hosts[job->rank], mates = 0, before = 0, turn = 0;
+    for (int r = 0; r < world->ranks; r++) {
+        mates += world->hosts[r] == host;
+        before += world->hosts[r] == host && r < job->rank;
     }
-    free(one);
-    return status;
+    for (int i = 0; i < world->from.ranks; i++)
+        if (world->from.hosts[i] == host && turn++ % mates == before)
+            RS_TRY(rs_estate_sum(&job->takeover->estate, i, p->before_words));
+    return RS_OK;
 }
 
-/* The sums that came with the word, as rank 0's contribution. */
+/* Sums that came with a word are rank 0's contribution. */
 static rs_status read_sums(rs_job *job, const json_t *sums, pull *p)
 {
-    size_t words = rs_sums_word_count(job->space);
-    if (json_array_size(sums) != words)
-        return rs_error_set(RS_ERR_MALFORMED, "the old world gave %zu sums, wanted %zu",
-            json_array_size(sums), words);
-    for (size_t w = 0; w < words && job->rank == 0; w++) {
-        const char *text = json_string_value(json_array_get(sums, w));
-        p->before_words[w] = text != NULL ? strtoull(text, NULL, 16) : 0;
-    }
-    return RS_OK;
+    return job->rank == 0 ? rs_words_add_json(sums, p->before_words, rs_sums_word_count(job->space))
+                          : RS_OK;
 }
 
 /* The old world's last step, for whoever looks at the status before the first of this one. */
@@ -279,6 +197,7 @@ static rs_status begin_pull(rs_job *job, const json_t *word, pull *p)
     const json_t *sums = json_object_get(word, "sums");
     job->step = json_integer_value(json_object_get(word, "step"));
     p->paused = json_number_value(json_object_get(word, "paused"));
+    p->ferried = json_is_true(json_object_get(word, "ferry"));
     read_last(job, word, &p->last);
     p->event.seconds.quiesce = json_number_value(json_object_get(word, "quiesce"));
     p->before_words = rs_calloc(words, sizeof *p->before_words);
@@ -294,14 +213,15 @@ static rs_status move(rs_job *job, pull *p)
     struct rs_takeover *t = job->takeover;
     rs_move_report report;
     rs_move m = {.comm = job->comm,
-        .lenders = rs_placement_holders(t->old),
-        .from = rs_heritage_placement(t->heritage),
+        .lenders = t->estate.old_ranks,
+        .ferried = true,
+        .from = rs_heritage_placement(t->estate.heritage),
         .to = job->state.placement,
         .plan = t->plan,
-        .old = &t->holders[job->rank],
+        .old = &t->estate.holders[job->rank],
         .now = rs_state_memory(&job->state),
-        .peer = lend,
-        .peer_context = job,
+        .peer = rs_estate_lend,
+        .peer_context = &t->estate,
         .window = job->options->window,
         .after = p->after};
     return rs_move_run(&m, &report);
@@ -346,6 +266,23 @@ static rs_status certify(rs_job *job, const pull *p)
             "{s:I,s:f,s:f}", "step", (json_int_t)job->step, "move", s->move, "verify", s->verify));
 }
 
+/* Where a ferry is under way: until it has carried what changes host, and let go of the arenas. */
+static rs_status await_ferry(rs_job *job, pull *p)
+{
+    json_t *word = NULL;
+    if (!p->ferried)
+        return RS_OK;
+    RS_TRY(rs_member_sleep(job->options->member, &word));
+    const json_t *sums = json_object_get(word, "sums");
+    rs_status status = RS_OK;
+    if (!says(word, "verify"))
+        end_unwanted(job);
+    else if (json_is_array(sums))
+        status = rs_job_agree(job, read_sums(job, sums, p));
+    json_decref(word);
+    return status;
+}
+
 static rs_status pull_state(rs_job *job, const json_t *word, pull *p)
 {
     rs_train_phases *s = &p->event.seconds;
@@ -353,6 +290,9 @@ static rs_status pull_state(rs_job *job, const json_t *word, pull *p)
     rs_crash_point("takeover.pull");
     double begun = rs_job_seconds();
     RS_TRY(rs_job_agree(job, move(job, p)));
+    RS_TRY(await_ferry(job, p));
+    if (job->ended)
+        return RS_OK;
     s->move = rs_job_seconds() - begun;
     rs_crash_point("takeover.moved");
     begun = rs_job_seconds();
@@ -402,6 +342,7 @@ static rs_status tell(rs_job *job, pull *p)
     p->event.status = RS_OK;
     p->event.message = "";
     p->event.world = world->number;
+    p->event.bytes_ferried = t->totals.remote.bytes;
     p->event.pause = p->paused > 0 ? rs_wall_seconds() - p->paused : 0;
     double rest = p->event.pause - s->quiesce - s->move - s->verify;
     s->commit = rest > 0 ? rest : 0;
@@ -418,18 +359,6 @@ static rs_status tell(rs_job *job, pull *p)
     return rs_job_report(job, "training", "", true);
 }
 
-static bool says(const json_t *word, const char *what)
-{
-    const char *text = json_string_value(json_object_get(word, "do"));
-    return text != NULL && strcmp(text, what) == 0;
-}
-
-static void end_unwanted(rs_job *job)
-{
-    job->ended = true;
-    job->outcome = RS_TRAIN_LEFT;
-}
-
 rs_status rs_takeover_run(rs_job *job)
 {
     rs_member *member = job->options->member;
@@ -437,7 +366,7 @@ rs_status rs_takeover_run(rs_job *job)
     pull p = {.event = {.certificate = "none", .message = ""}};
     json_t *word = NULL;
     rs_status status;
-    touch(job);
+    rs_estate_touch(&t->estate, &job->state.arena, 1);
     p.event.seconds.prepare = rs_job_seconds() - t->begun;
     rs_crash_point("takeover.ready");
     RS_TRY_GOTO(
@@ -450,9 +379,9 @@ rs_status rs_takeover_run(rs_job *job)
     status = pull_state(job, word, &p);
     json_decref(word);
     word = NULL;
-    if (status == RS_OK)
+    if (status == RS_OK && !job->ended)
         status = rs_member_sleep(member, &word);
-    if (status != RS_OK)
+    if (status != RS_OK || job->ended)
         goto done;
     if (!says(word, "train")) {
         end_unwanted(job);
@@ -492,12 +421,7 @@ static rs_status sum_state(rs_job *job, uint64_t *words)
 
 static rs_status give(rs_job *job, const uint64_t *words, double paused, double begun)
 {
-    json_t *sums = json_array();
-    char text[20];
-    for (size_t w = 0; w < rs_sums_word_count(job->space); w++) {
-        snprintf(text, sizeof text, "%016" PRIx64, words[w]);
-        json_array_append_new(sums, json_string(text));
-    }
+    json_t *sums = rs_words_to_json(words, rs_sums_word_count(job->space));
     const rs_train_step *last = rs_metrics_last(job->metrics);
     return rs_member_tell(job->options->member, "quiesced",
         json_pack("{s:I,s:f,s:f,s:I,s:o,s:f,s:f,s:f,s:f}", "step", (json_int_t)job->step, "paused",

@@ -202,6 +202,7 @@ typedef struct rs_train_switched {
     const char *message;     /* the same in words; "" */
     int world;               /* of the new world that took over; 0: done in place */
     double pause;            /* of a new world: from the end of the old one's last step; else 0 */
+    int64_t bytes_ferried;   /* and the bytes that came from other hosts */
 } rs_train_switched;
 
 typedef enum rs_train_outcome {

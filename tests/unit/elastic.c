@@ -79,8 +79,15 @@ static void records(void **state)
     assert_int_equal(rs_record_read(folder, &found), RS_ERR_NOT_FOUND);
 }
 
+typedef rs_status (*opener)(rs_keeper *keeper, int generation, int rank, rs_arena **out);
+
+static rs_status open_as_owner(rs_keeper *of, int generation, int rank, rs_arena **out)
+{
+    return rs_arena_open(of, generation, rank, true, out);
+}
+
 /* A child that maps an arena for writing, and hangs. */
-static pid_t start_writer(int generation, int rank)
+static pid_t start_process(opener open_arena, int generation, int rank)
 {
     int ready[2];
     char byte;
@@ -88,8 +95,7 @@ static pid_t start_writer(int generation, int rank)
     pid_t pid = fork();
     if (pid == 0) {
         rs_arena *arena;
-        if (rs_arena_open(keeper, generation, rank, true, &arena) != RS_OK ||
-            write(ready[1], "x", 1) != 1)
+        if (open_arena(keeper, generation, rank, &arena) != RS_OK || write(ready[1], "x", 1) != 1)
             _exit(1);
         for (;;)
             pause();
@@ -100,6 +106,11 @@ static pid_t start_writer(int generation, int rank)
     return pid;
 }
 
+static pid_t start_writer(int generation, int rank)
+{
+    return start_process(open_as_owner, generation, rank);
+}
+
 static void make_arena(int generation, int rank)
 {
     rs_arena *arena;
@@ -107,6 +118,38 @@ static void make_arena(int generation, int rank)
         rs_arena_create(keeper, generation, rank, &segments, NULL, NULL, 0, &arena), RS_OK);
     assert_int_equal(rs_arena_commit(arena, 0), RS_OK);
     rs_arena_close(arena);
+}
+
+/* Who fills an arena beside its owner: one at a time, nobody once it is committed, and the fence
+ * ends it. */
+static void fences_guests(void **state)
+{
+    (void)state;
+    rs_arena *arena, *guest;
+    long killed = -1;
+    int status;
+    assert_int_equal(rs_arena_create(keeper, 6, 0, &segments, NULL, NULL, 0, &arena), RS_OK);
+    rs_arena_close(arena);
+    pid_t pid = start_process(rs_arena_open_guest, 6, 0);
+    assert_int_equal(rs_arena_open(keeper, 6, 0, true, &arena), RS_OK);
+    assert_int_equal(rs_arena_open_guest(keeper, 6, 0, &guest), RS_ERR_EXISTS);
+    assert_int_equal(rs_arena_fence(keeper, 6, 0, 0.1, &killed), RS_ERR_ARGUMENT);
+    rs_arena_close(arena);
+    assert_int_equal(rs_arena_fence(keeper, 6, 0, 10, &killed), RS_OK);
+    assert_int_equal(killed, pid);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+
+    assert_int_equal(rs_arena_open(keeper, 6, 0, true, &arena), RS_OK);
+    assert_int_equal(rs_arena_open_guest(keeper, 6, 0, &guest), RS_OK);
+    unsigned char *there = rs_memory_segment(rs_arena_memory(arena), segments.items[0].segment);
+    *(unsigned char *)rs_memory_segment(rs_arena_memory(guest), segments.items[0].segment) = 77;
+    assert_int_equal(*there, 77);
+    assert_int_equal(rs_arena_commit(guest, 1), RS_ERR_ARGUMENT);
+    rs_arena_close(guest);
+    assert_int_equal(rs_arena_commit(arena, 1), RS_OK);
+    assert_int_equal(rs_arena_open_guest(keeper, 6, 0, &guest), RS_ERR_ARGUMENT);
+    rs_arena_close(arena);
+    assert_int_equal(rs_arena_delete(keeper, 6, 0, NULL), RS_OK);
 }
 
 static void fences(void **state)
@@ -140,7 +183,7 @@ static void fences(void **state)
     snprintf(path, sizeof path, "%s/reshard-job-g0-r0.table", folder);
     int fd = open(path, O_RDWR);
     uint64_t start;
-    off_t at = (off_t)(offsetof(rs_table_header, owner) + offsetof(rs_table_owner, start));
+    off_t at = (off_t)(offsetof(rs_table_header, writers) + offsetof(rs_table_owner, start));
     assert_int_equal(pread(fd, &start, sizeof start, at), sizeof start);
     start++;
     assert_int_equal(pwrite(fd, &start, sizeof start, at), sizeof start);
@@ -287,6 +330,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(records),
         cmocka_unit_test(fences),
+        cmocka_unit_test(fences_guests),
         cmocka_unit_test(surveys),
         cmocka_unit_test(surveys_what_is_left),
     };

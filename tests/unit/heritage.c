@@ -60,7 +60,7 @@ static void setup_world(
         assert_true(pattern_fill(w->old, i, &w->memory[i], 5));
         w->lent[i] = &w->memory[i];
     }
-    assert_int_equal(rs_heritage_create(w->old, w->now, kept, &w->heritage), RS_OK);
+    assert_int_equal(rs_heritage_create(w->old, w->now, kept, NULL, &w->heritage), RS_OK);
     for (int h = 0; h < w->new_ranks + w->old_ranks; h++)
         assert_int_equal(rs_heritage_memory(w->heritage, h, w->lent, &w->holders[h]), RS_OK);
 }
@@ -145,7 +145,7 @@ static void every_element_arrives(void **unused)
             rs_move_report report;
             rs_placement *old = place(space, layouts[a]), *now = place(space, layouts[b]);
             int old_ranks = rs_placement_holders(old), new_ranks = rs_placement_holders(now);
-            assert_int_equal(rs_assign_ranks(old, now, kept), RS_OK);
+            assert_int_equal(rs_assign_ranks(old, now, NULL, kept), RS_OK);
             if ((a + b) % 3 == 0) /* any other numbering is as right */
                 for (int r = 0; r < new_ranks; r++) {
                     kept[r] = random_in(&random, -1, old_ranks - 1);
@@ -174,7 +174,7 @@ static void expect_moved(
     int kept[WORLD];
     rs_move_report report;
     rs_placement *old = place(space, from), *now = place(space, to);
-    assert_int_equal(rs_assign_ranks(old, now, kept), RS_OK);
+    assert_int_equal(rs_assign_ranks(old, now, NULL, kept), RS_OK);
     setup_world(space, from, to, kept, &w);
     take_over(&w, &report);
     assert_int_equal(report.node_bytes > 0, moves);
@@ -276,8 +276,8 @@ static void refuses_bad_tables(void **unused)
     rs_space *space = make_space();
     rs_placement *old = place(space, "dp=2"), *now = place(space, "tp=2"), *out;
     rs_heritage *heritage;
-    assert_int_equal(rs_heritage_create(old, now, (int[]){0, 0}, &heritage), RS_ERR_ARGUMENT);
-    assert_int_equal(rs_heritage_create(old, now, (int[]){0, 2}, &heritage), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_heritage_create(old, now, (int[]){0, 0}, NULL, &heritage), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_heritage_create(old, now, (int[]){0, 2}, NULL, &heritage), RS_ERR_ARGUMENT);
     const rs_segment_ref twice[] = {{0, 1}, {0, 1}}, absent[] = {{0, 1}, {0, 1 << 20}},
                          clash[] = {{0, 1}, {1, 1}};
     assert_int_equal(
@@ -289,6 +289,37 @@ static void refuses_bad_tables(void **unused)
     assert_int_equal(
         rs_placement_create_regrouped(old, 2, clash, (size_t[]){0, 1, 2}, &out), RS_OK);
     rs_placement_destroy(out);
+    rs_places apart = {(int[]){0, 1}, (int[]){1, 1}};
+    assert_int_equal(
+        rs_heritage_create(old, now, (int[]){0, -1}, &apart, &heritage), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_heritage_create(old, now, (int[]){-1, 1}, &apart, &heritage), RS_OK);
+    rs_heritage_destroy(heritage);
+    rs_placement_destroy(old);
+    rs_placement_destroy(now);
+    rs_space_destroy(space);
+}
+
+/* What was a replica on one host and is wanted on two: each keeps what its host has. */
+static void keeps_to_its_host(void **unused)
+{
+    (void)unused;
+    rs_space *space = make_space();
+    rs_placement *old = place(space, "dp=3"), *now = place(space, "dp=3");
+    int kept[3], count;
+    rs_heritage *heritage;
+    rs_places hosts = {(int[]){0, 0, 1}, (int[]){1, 1, 0}};
+    assert_int_equal(rs_assign_ranks(old, now, &hosts, kept), RS_OK);
+    assert_true((kept[0] == 2 && kept[1] == -1) || (kept[0] == -1 && kept[1] == 2));
+    assert_true(kept[2] == 0 || kept[2] == 1);
+    assert_int_equal(rs_heritage_create(old, now, kept, &hosts, &heritage), RS_OK);
+    rs_heritage_sources(heritage, 2, &count);
+    assert_int_equal(count, 1);
+    assert_int_equal(rs_heritage_sources(heritage, kept[0] == 2 ? 0 : 1, &count)[0], 2);
+    assert_int_equal(count, 1);
+    for (int r = 0; r < 3; r++) /* of its host's only replica one of two has nothing to take over */
+        assert_int_equal(rs_heritage_hosts(heritage)[r], hosts.now[r]);
+    assert_int_equal(rs_heritage_hosts(heritage)[3 + 2], 1);
+    rs_heritage_destroy(heritage);
     rs_placement_destroy(old);
     rs_placement_destroy(now);
     rs_space_destroy(space);
@@ -303,9 +334,9 @@ static void survives_failed_allocations(void **unused)
         rs_heritage *heritage = NULL;
         int kept[4];
         rs_alloc_fail_at(n);
-        rs_status status = rs_assign_ranks(old, now, kept);
+        rs_status status = rs_assign_ranks(old, now, NULL, kept);
         if (status == RS_OK)
-            status = rs_heritage_create(old, now, kept, &heritage);
+            status = rs_heritage_create(old, now, kept, NULL, &heritage);
         rs_alloc_fail_at(0);
         if (status == RS_OK)
             rs_heritage_destroy(heritage);
@@ -326,6 +357,7 @@ int main(void)
         cmocka_unit_test(assigns_the_most),
         cmocka_unit_test(assigns_many),
         cmocka_unit_test(refuses_bad_tables),
+        cmocka_unit_test(keeps_to_its_host),
         cmocka_unit_test(survives_failed_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -32,7 +32,7 @@ static rs_status check_arguments(const rs_move *move)
             "the communicator has %d ranks, the larger placement %d", size, holders);
     size_t count;
     const rs_copy *copies = rs_plan_copies(move->plan, &count);
-    for (size_t i = 0; move->lenders > 0 && i < count; i++)
+    for (size_t i = 0; move->lenders > 0 && !move->ferried && i < count; i++)
         if (copies[i].source >= holders && copies[i].reach == RS_REACH_REMOTE)
             return rs_error_set(RS_ERR_UNSUPPORTED,
                 "holder %d is memory of another node: nobody is there to send it",
@@ -56,17 +56,33 @@ static rs_status agree_on_mode(const rs_move *move, bool *tight)
     return RS_OK;
 }
 
+/* Collective: what a task needs is taken on all ranks, or nothing is sent. */
+static rs_status run_engine(MPI_Comm comm, rs_engine_task *task, rs_move_report *report)
+{
+    rs_transport transport = {0};
+    rs_engine *engine = NULL;
+    task->transport = &transport;
+    rs_status status = rs_mpi_transport_init(comm, RS_MPI_PART, &transport);
+    if (status == RS_OK)
+        status = rs_engine_create(task, &engine);
+    status = rs_mpi_agree(comm, status);
+    if (status == RS_OK)
+        status = rs_mpi_agree(comm, rs_engine_run(engine, report));
+    rs_engine_destroy(engine);
+    rs_mpi_transport_fini(&transport);
+    return status;
+}
+
 static rs_status run(const rs_move *move, rs_move_report *report)
 {
     bool tight = false;
-    rs_transport transport = {0};
-    rs_engine *engine = NULL;
     MPI_Comm comm = move->comm;
     RS_TRY(rs_mpi_agree(comm, check_arguments(move)));
     RS_TRY(agree_on_mode(move, &tight));
     rs_engine_task task = {.from = move->from,
         .to = move->to,
         .plan = move->plan,
+        .ferried = move->ferried,
         .old = move->old,
         .now = move->now,
         .peer = move->peer,
@@ -77,17 +93,8 @@ static rs_status run(const rs_move *move, rs_move_report *report)
         .tight_old = move->tight,
         .tight_now = move->tight_now,
         .progress = move->progress,
-        .progress_context = move->progress_context,
-        .transport = &transport};
-    rs_status status = rs_mpi_transport_init(comm, RS_MPI_PART, &transport);
-    if (status == RS_OK)
-        status = rs_engine_create(&task, &engine);
-    status = rs_mpi_agree(comm, status);
-    if (status == RS_OK)
-        status = rs_mpi_agree(comm, rs_engine_run(engine, report));
-    rs_engine_destroy(engine);
-    rs_mpi_transport_fini(&transport);
-    return status;
+        .progress_context = move->progress_context};
+    return run_engine(comm, &task, report);
 }
 
 rs_status rs_move_run(const rs_move *move, rs_move_report *report)
@@ -96,6 +103,52 @@ rs_status rs_move_run(const rs_move *move, rs_move_report *report)
     RS_TRY(rs_mpi_enter(move->comm, &saved));
     rs_status status = run(move, report);
     rs_mpi_leave(move->comm, saved);
+    return status;
+}
+
+/* Local: whether the copies are those of a process of this communicator. */
+static rs_status check_ferry(const rs_ferry *ferry, int rank, int size)
+{
+    for (size_t i = 0; i < ferry->count; i++) {
+        const rs_copy *copy = &ferry->copies[i];
+        int from = ferry->process_of[copy->source], to = ferry->process_of[copy->target];
+        if (copy->reach != RS_REACH_REMOTE || from == to || (from != rank && to != rank) ||
+            from < 0 || from >= size || to < 0 || to >= size)
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "a ferry's process %d of %d was given a copy from holder %d (process %d) to holder "
+                "%d (process %d)",
+                rank, size, copy->source, from, copy->target, to);
+    }
+    if (ferry->window < 0)
+        return rs_error_set(RS_ERR_ARGUMENT, "window of %lld bytes", (long long)ferry->window);
+    return RS_OK;
+}
+
+static rs_status run_ferry(const rs_ferry *ferry, rs_move_report *report)
+{
+    int rank = 0, size = 0;
+    RS_TRY(rs_mpi_check(MPI_Comm_rank(ferry->comm, &rank), "asking for the rank"));
+    RS_TRY(rs_mpi_check(MPI_Comm_size(ferry->comm, &size), "asking for the size"));
+    RS_TRY(rs_mpi_agree(ferry->comm, check_ferry(ferry, rank, size)));
+    rs_engine_task task = {.from = ferry->from,
+        .to = ferry->to,
+        .peer = ferry->source,
+        .target = ferry->target,
+        .peer_context = ferry->context,
+        .rank = rank,
+        .process_of = ferry->process_of,
+        .copies = ferry->copies,
+        .count = ferry->count,
+        .window = ferry->window > 0 ? ferry->window : RS_MOVE_WINDOW};
+    return run_engine(ferry->comm, &task, report);
+}
+
+rs_status rs_ferry_run(const rs_ferry *ferry, rs_move_report *report)
+{
+    MPI_Errhandler saved;
+    RS_TRY(rs_mpi_enter(ferry->comm, &saved));
+    rs_status status = run_ferry(ferry, report);
+    rs_mpi_leave(ferry->comm, saved);
     return status;
 }
 
