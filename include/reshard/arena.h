@@ -116,7 +116,8 @@ int64_t rs_arena_touch(rs_arena *arena, int64_t max_bytes);
 /* Bytes of the arena's own extent that are backed by memory now. */
 rs_status rs_arena_resident(const rs_arena *arena, int64_t *bytes) RS_MUST_CHECK;
 
-/* Marks the table complete at `step`; an arena that was never committed is not read as state. */
+/* Marks the table complete at `step`; an arena that was never committed is not read as state.
+ * RS_ERR_EXISTS: a guest still maps it. */
 rs_status rs_arena_commit(rs_arena *arena, int64_t step) RS_MUST_CHECK;
 
 /* Gives the memory of whole pages inside a range of a segment back to the system. */

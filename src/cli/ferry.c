@@ -10,6 +10,7 @@
  *    the new world is given up, and the old one trains on. What it wrote goes with the new world's
  *    arenas, which are not deleted before the ferry has gone.
  */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,22 +52,30 @@ static bool has_number(const json_t *list, json_int_t number)
     return false;
 }
 
-static void add_numbers(json_t *list, const json_t *from)
+/* The least number of the list above `above`, or `best` if that is less. */
+static json_int_t next_number(const json_t *list, json_int_t above, json_int_t best)
 {
-    for (size_t i = 0; i < json_array_size(from); i++) {
-        json_int_t number = json_integer_value(json_array_get(from, i));
-        if (!has_number(list, number))
-            json_array_append_new(list, json_integer(number));
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        json_int_t number = json_integer_value(json_array_get(list, i));
+        if (number > above && number < best)
+            best = number;
     }
+    return best;
 }
 
-/* The hosts of both worlds, each once. */
+/* The hosts of both worlds, each once, ascending. */
 static json_t *find_hosts(const world *w)
 {
     json_t *list = json_array();
-    add_numbers(list, json_object_get(w->from, "hosts"));
-    add_numbers(list, json_object_get(w->from, "hosts_now"));
-    return list;
+    for (json_int_t last = -1;;) {
+        json_int_t next =
+            next_number(json_object_get(w->from, "hosts"), last, (json_int_t)INT_MAX);
+        next = next_number(json_object_get(w->from, "hosts_now"), last, next);
+        if (next == INT_MAX)
+            return list;
+        json_array_append_new(list, json_integer(next));
+        last = next;
+    }
 }
 
 /* True if a host of the old world has no rank of the new one: nobody there could sum its memory. */

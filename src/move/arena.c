@@ -598,6 +598,11 @@ rs_status rs_arena_commit(rs_arena *arena, int64_t step)
             step < 0       ? "steps count from 0"
             : arena->guest ? "it is another process's"
                            : "it is mapped read-only");
+    if (rs_table_is_locked(arena->lock, RS_TABLE_GUEST))
+        return rs_error_set(RS_ERR_EXISTS,
+            "cannot commit the arena of rank %d at step %" PRId64
+            ": another process (%" PRIu64 ") still writes to it",
+            arena->rank, step, arena->header->writers[RS_TABLE_GUEST].pid);
     rs_commit commit;
     int slot = last_commit(arena, &commit);
     rs_commit next = {.number = slot >= 0 ? commit.number + 1 : 1, .step = (uint64_t)step};

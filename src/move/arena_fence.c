@@ -72,7 +72,7 @@ rs_status rs_table_lock(int fd, const char *name, rs_table_writer writer, rs_tab
     return RS_OK;
 }
 
-static bool is_locked(int fd, rs_table_writer writer)
+bool rs_table_is_locked(int fd, rs_table_writer writer)
 {
     struct flock lock = lock_of(writer);
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
@@ -98,7 +98,7 @@ static rs_status wait_for_lock(int fd, const char *name, const rs_table_header *
     double deadline = rs_clock_seconds() + seconds;
     const rs_table_owner *owner = &header->writers[writer];
     *killed = 0;
-    while (is_locked(fd, writer)) {
+    while (rs_table_is_locked(fd, writer)) {
         if ((long)__atomic_load_n(&owner->pid, __ATOMIC_ACQUIRE) == (long)getpid())
             return rs_error_set(
                 RS_ERR_ARGUMENT, "%s is mapped for writing by the process that fences it", name);

@@ -145,6 +145,9 @@ const rs_table *rs_arena_table(const rs_arena *arena);
 rs_status rs_table_lock(
     int fd, const char *name, rs_table_writer writer, rs_table_header *header) RS_MUST_CHECK;
 
+/* True if another process holds the lock of `writer`. */
+bool rs_table_is_locked(int fd, rs_table_writer writer);
+
 /* Writes, or reads, all bytes at `offset`; false with errno (0 at the end of the file). */
 bool rs_file_write_at(int fd, const void *data, size_t bytes, int64_t offset);
 bool rs_file_read_at(int fd, void *data, size_t bytes, int64_t offset);

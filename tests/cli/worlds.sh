@@ -77,6 +77,7 @@ assert len(events) == 5 * $rounds + $rounds - 1 + 3, len(events)
 first = [(e['bytes_moved'], e['bytes_adopted']) for e in events[:5]]
 assert all(e['certificate'] == 'ok' and e['bytes_moved'] == e['bytes_minimum'] for e in events), events
 assert first[3][0] == 0 < first[3][1], first    # 7 -> 1 moves nothing
+assert not any(l.get('event') == 'ferry' for l in lines)    # on one host nothing changes host
 stages = {}
 for l in lines:
     if l.get('event') == 'world':

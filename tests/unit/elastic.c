@@ -145,6 +145,7 @@ static void fences_guests(void **state)
     *(unsigned char *)rs_memory_segment(rs_arena_memory(guest), segments.items[0].segment) = 77;
     assert_int_equal(*there, 77);
     assert_int_equal(rs_arena_commit(guest, 1), RS_ERR_ARGUMENT);
+    assert_int_equal(rs_arena_commit(arena, 1), RS_ERR_EXISTS);
     rs_arena_close(guest);
     assert_int_equal(rs_arena_commit(arena, 1), RS_OK);
     assert_int_equal(rs_arena_open_guest(keeper, 6, 0, &guest), RS_ERR_ARGUMENT);
