@@ -132,8 +132,11 @@ static rs_status number_ranks(
         goto done;
     }
     int old_ranks = rs_placement_holders(old);
-    RS_TRY_GOTO(ferry_hosts(s, old_ranks, &old_hosts), done);
-    RS_TRY_GOTO(ferry_hosts(s, ranks, &new_hosts), done);
+    int counts[RS_HOSTS] = {0};
+    if (s->fleet->count > 0)
+        RS_TRY_GOTO(rs_hosts_place(&s->fleet->file, ranks, counts), done);
+    RS_TRY_GOTO(ferry_hosts(s, s->active->counts, old_ranks, &old_hosts), done);
+    RS_TRY_GOTO(ferry_hosts(s, counts, ranks, &new_hosts), done);
     const rs_places places = {old_hosts, new_hosts};
     RS_TRY_GOTO(rs_assign_ranks(old, now, &places, table), done);
     json_object_set_new(from, "ranks", json_integer(old_ranks));

@@ -25,20 +25,24 @@
 
 /* ---- where ranks are ---- */
 
-static int host_of(const supervisor *s, int rank)
+/* Of a supposed host; 0: hosts are real. */
+static int ranks_of_host(const supervisor *s)
 {
-    const rs_train_options *o = s->options;
-    int size = o->transport == RS_TRANSPORT_MPI ? 1 : o->ranks_per_node;
-    return size > 0 ? rank / size : 0;
+    return s->options->transport == RS_TRANSPORT_MPI ? 1 : s->options->ranks_per_node;
 }
 
-rs_status ferry_hosts(const supervisor *s, int ranks, int **out)
+rs_status ferry_hosts(const supervisor *s, const int *counts, int ranks, int **out)
 {
+    int size = ranks_of_host(s), host = 0, left = counts[0];
     int *hosts = rs_calloc((size_t)ranks, sizeof *hosts);
     if (hosts == NULL)
         return rs_error_memory((size_t)ranks * sizeof *hosts);
-    for (int r = 0; r < ranks; r++)
-        hosts[r] = host_of(s, r);
+    for (int r = 0; r < ranks; r++) {
+        while (s->fleet->count > 0 && left == 0 && host + 1 < s->fleet->count)
+            left = counts[++host];
+        hosts[r] = size > 0 ? r / size : host;
+        left--;
+    }
     *out = hosts;
     return RS_OK;
 }
@@ -68,8 +72,7 @@ static json_t *find_hosts(const world *w)
 {
     json_t *list = json_array();
     for (json_int_t last = -1;;) {
-        json_int_t next =
-            next_number(json_object_get(w->from, "hosts"), last, (json_int_t)INT_MAX);
+        json_int_t next = next_number(json_object_get(w->from, "hosts"), last, (json_int_t)INT_MAX);
         next = next_number(json_object_get(w->from, "hosts_now"), last, next);
         if (next == INT_MAX)
             return list;
@@ -121,7 +124,16 @@ void ferry_begin(supervisor *s, int64_t bytes)
     f->from = json_incref(of->from);
     f->stands = find_hosts(of);
     f->ranks = (int)json_array_size(f->stands);
-    rs_status status = world_start(f, s->launch, rs_listener_address(s->listener));
+    /* Processes follow each other on the hosts as these do in the file; supposed hosts are this
+     * one's, or wherever there are slots. */
+    rs_status status = RS_OK;
+    if (s->fleet->count > 0 && ranks_of_host(s) > 0)
+        status = rs_hosts_place(&s->fleet->file, f->ranks, f->counts);
+    for (int p = 0; p < f->ranks && ranks_of_host(s) == 0; p++)
+        f->counts[json_integer_value(json_array_get(f->stands, (size_t)p))] = 1;
+    if (status == RS_OK)
+        status =
+            world_start(f, s->launch, &s->fleet->file, rs_listener_address(s->fleet->listener));
     if (status != RS_OK) {
         world_fini(f);
         free(f);
@@ -269,7 +281,7 @@ void ferry_tend(supervisor *s)
     note(s, lost ? "died" : "gone", NULL);
     describe_death(f, why, sizeof why);
     s->ferry = NULL;
-    launch_forget(s->options, f->number, f->ranks);
+    supervisor_forget(s, f);
     world_fini(f);
     free(f);
     if (lost)

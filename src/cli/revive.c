@@ -174,12 +174,6 @@ static bool can_go_back(supervisor *s, rs_status status, const death *d, rs_reco
     return true;
 }
 
-/* True if the next world has another layout: then it takes over as from a world that lives. */
-static bool moves(const survival *v)
-{
-    return strcmp(v->layout, v->former) != 0;
-}
-
 /* The world that was to take over from a dead one did not. */
 static bool try_again(supervisor *s)
 {
@@ -245,7 +239,9 @@ bool revive(supervisor *s)
             d.text, rs_error_message());
         return false;
     }
-    if (moves(v))
+    /* Another layout, and all arenas are there: as from a world that lives. */
+    v->takes_over = found.generation >= 0 && found.lost == 0 && strcmp(v->layout, v->former) != 0;
+    if (v->takes_over)
         keep_active(s);
     else
         drop_active(s);
@@ -275,7 +271,7 @@ void revive_tend(supervisor *s)
     v->pending = false;
     int last = v->generation / RS_WORLD_GENERATIONS + 1; /* the world whose arenas they are */
     s->numbers = s->numbers > last ? s->numbers : last;
-    if (moves(v)) {
+    if (v->takes_over) {
         begin_change(s);
         return;
     }

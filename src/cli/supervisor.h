@@ -29,6 +29,7 @@ typedef struct survival {
     rs_survival deaths;
     int lost;     /* slots that are not used any more */
     bool pending; /* a world is to be started */
+    bool takes_over; /* from the dead one, which is still there as `active` */
     double when;  /* not before */
     double died;  /* when the world before had ended, in seconds since 1970 */
     char layout[RS_LAYOUT_TEXT];
@@ -91,8 +92,9 @@ void change_write(const supervisor *s, json_t *event);
 
 /* ---- ferry.c ---- */
 
-/* The host of each of a world's ranks, by a number; free() it. */
-rs_status ferry_hosts(const supervisor *s, int ranks, int **out) RS_MUST_CHECK;
+/* The host of each of a world's ranks, by a number; `counts`: ranks on each of the job's hosts.
+ * free() it. */
+rs_status ferry_hosts(const supervisor *s, const int *counts, int ranks, int **out) RS_MUST_CHECK;
 
 /* The new world has planned; so many bytes change host. Starts a ferry, if one is needed. */
 void ferry_begin(supervisor *s, int64_t bytes);

@@ -600,8 +600,8 @@ rs_status rs_arena_commit(rs_arena *arena, int64_t step)
                            : "it is mapped read-only");
     if (rs_table_is_locked(arena->lock, RS_TABLE_GUEST))
         return rs_error_set(RS_ERR_EXISTS,
-            "cannot commit the arena of rank %d at step %" PRId64
-            ": another process (%" PRIu64 ") still writes to it",
+            "cannot commit the arena of rank %d at step %" PRId64 ": another process (%" PRIu64
+            ") still writes to it",
             arena->rank, step, arena->header->writers[RS_TABLE_GUEST].pid);
     rs_commit commit;
     int slot = last_commit(arena, &commit);

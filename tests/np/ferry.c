@@ -210,15 +210,16 @@ static void moves(const rs_space *space, const char *from, const char *to, int b
 static void fails(const rs_space *space, rs_fault point)
 {
     worlds w;
+    int victim = point == RS_FAULT_SEND ? 0 : hosts - 1; /* it sends; it receives */
     snprintf(scenario, sizeof scenario, "fault %d", (int)point);
     begin(&w, space, "tp=2", "tp=4", 1);
-    if (host == hosts - 1)
+    if (host == victim)
         rs_fault_arm(point, 1, 1);
     rs_status status = carry(&w, 0, NULL);
-    int hit = host == hosts - 1 && !rs_fault_pending(point);
+    int hit = host == victim && !rs_fault_pending(point);
     rs_fault_arm(point, 0, 0);
-    MPI_Bcast(&hit, 1, MPI_INT, hosts - 1, MPI_COMM_WORLD);
-    CHECK(status == (!hit ? RS_OK : host == hosts - 1 ? RS_ERR_IO : RS_ERR_PEER));
+    MPI_Bcast(&hit, 1, MPI_INT, victim, MPI_COMM_WORLD);
+    CHECK(status == (!hit ? RS_OK : host == victim ? RS_ERR_IO : RS_ERR_PEER));
     CHECK(hit || hosts == 1);
     end(&w);
     /* A list that is not this process's. */
