@@ -158,7 +158,7 @@ static int compare_entries(const void *a, const void *b)
     if (x->hash != y->hash)
         return x->hash < y->hash ? -1 : 1;
     if (x->host != y->host)
-        return compare_two(x->host, y->host);
+        return rs_compare(x->host, y->host);
     if (x->side != y->side)
         return rs_compare(x->side, y->side);
     return rs_compare(x->rank, y->rank);
