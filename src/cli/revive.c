@@ -132,7 +132,7 @@ static void keep_active(supervisor *s)
     w->generation = s->survival.generation;
     memcpy(w->layout, s->survival.former, sizeof w->layout);
     while (w->scheduled < (int64_t)o->switch_count &&
-           o->switches[w->scheduled].step < s->survival.step)
+           o->switches[w->scheduled].step < s->survival.deaths.step)
         w->scheduled++;
     change_note(s, w, "died");
     s->stopped_rank[0] = '\0';
@@ -174,19 +174,19 @@ static bool can_go_back(supervisor *s, rs_status status, const death *d, rs_reco
     return true;
 }
 
-/* The world that was to take over from a dead one did not. */
+/* The world that was to take over from a dead one did not: that counts as another death. */
 static bool try_again(supervisor *s)
 {
     survival *v = &s->survival;
-    if (v->restarts >= s->launch->restarts) {
+    const rs_death about = {.step = v->deaths.step, .rank = -1};
+    if (rs_survival_take(&v->deaths, &about, s->launch->restarts) == RS_FATE_TOO_OFTEN) {
         snprintf(s->verdict, sizeof s->verdict,
             "no new world could take over the state of step %" PRId64
             ", and it has been tried as often as it may (--max-restarts)",
-            v->step);
+            v->deaths.step);
         return false;
     }
-    v->restarts++;
-    v->when = back_off(v);
+    v->when = cli_now() + rs_survival_pause(&v->deaths);
     v->pending = true;
     return true;
 }
@@ -257,8 +257,8 @@ static void begin_change(supervisor *s)
     memcpy(s->want.layout, v->layout, sizeof s->want.layout);
     s->limit = cli_now() + s->launch->world_limit;
     json_decref(s->pull);
-    s->pull =
-        json_pack("{s:s,s:I,s:f}", "do", "pull", "step", (json_int_t)v->step, "paused", v->died);
+    s->pull = json_pack(
+        "{s:s,s:I,s:f}", "do", "pull", "step", (json_int_t)v->deaths.step, "paused", v->died);
     change_event(s, RS_HANDOVER_BEREFT);
 }
 

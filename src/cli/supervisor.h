@@ -27,11 +27,11 @@ typedef struct wanted {
 /* What the job has survived, and what it would not. */
 typedef struct survival {
     rs_survival deaths;
-    int lost;     /* slots that are not used any more */
-    bool pending; /* a world is to be started */
+    int lost;        /* slots that are not used any more */
+    bool pending;    /* a world is to be started */
     bool takes_over; /* from the dead one, which is still there as `active` */
-    double when;  /* not before */
-    double died;  /* when the world before had ended, in seconds since 1970 */
+    double when;     /* not before */
+    double died;     /* when the world before had ended, in seconds since 1970 */
     char layout[RS_LAYOUT_TEXT];
     int generation; /* of the arenas that it goes on from, and the layout that they have; -1: they
                        are lost, and it goes back to the newest checkpoint */
