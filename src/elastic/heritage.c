@@ -4,14 +4,15 @@
  * Two segments are alike if they have the same number, size and shards at the same places: then the
  * bytes of one are those of the other. Each new segment gets one old segment that is alike, if
  * there is any left, that of the rank it continues first. What is left over of the old rank that a
- * new rank continues becomes that new rank's too, unless it has taken a segment of that number from
- * elsewhere: it is where most of what the rank still lacks lies, and copying it moves nothing
- * between holders.
+ * new rank continues becomes that new rank's too, unless it has taken over a segment of that number
+ * from elsewhere, or any element that is in it (ranks may keep a tensor in different segments): it
+ * is where most of what the rank still lacks lies, and copying it moves nothing between holders.
  *
  * 1. Every old segment has exactly one holder in the regrouped placement.
  * 2. As many new segments as possible are taken over whole: within a class of alike segments of a
  *    host that is the lesser of both counts, whoever gets which.
  * 3. Nobody takes over anything from another host; what lies there is lent.
+ * 4. No holder has an element twice.
  *
  * Segments are compared by a hash of their shards first, and shard by shard where hashes agree.
  *
@@ -196,16 +197,72 @@ static void deal_alike(deal *d, const int *kept)
     }
 }
 
+/* A shard that new rank `rank` has taken over from another than the one that it continues. */
+typedef struct foreign {
+    int rank;
+    const rs_shard *shard;
+} foreign;
+
+typedef struct foreign_list {
+    foreign *items;
+    size_t count;
+    size_t capacity;
+} foreign_list;
+
+static int compare_foreign(const void *a, const void *b)
+{
+    const foreign *x = a;
+    const foreign *y = b;
+    if (x->rank != y->rank)
+        return rs_compare(x->rank, y->rank);
+    if (x->shard->tensor != y->shard->tensor)
+        return rs_compare(x->shard->tensor, y->shard->tensor);
+    return rs_compare(x->shard->role, y->shard->role);
+}
+
+static rs_status find_foreign(const deal *d, const int *kept, foreign_list *out)
+{
+    for (size_t i = 0; i < d->count; i++) {
+        const entry *e = &d->entries[i];
+        if (e->side != OLD || e->holder < 0 || kept[e->holder] == e->rank)
+            continue;
+        for (size_t k = 0; k < e->count; k++) {
+            RS_TRY(RS_LIST_RESERVE_ONE(out));
+            out->items[out->count++] = (foreign){e->holder, &d->shards[e->first + k]};
+        }
+    }
+    if (out->count > 1)
+        qsort(out->items, out->count, sizeof *out->items, compare_foreign);
+    return RS_OK;
+}
+
+/* True if the new rank has taken over some of what is in the segment from elsewhere. */
+static bool has_some(const deal *d, const foreign_list *list, int rank, const entry *e)
+{
+    rs_box both;
+    for (size_t k = 0; k < e->count; k++) {
+        const rs_shard *s = &d->shards[e->first + k];
+        foreign key = {rank, s};
+        size_t i = RS_SEARCH(list->count, m, compare_foreign(&list->items[m], &key) < 0);
+        for (; i < list->count && compare_foreign(&list->items[i], &key) == 0; i++)
+            if (rs_box_intersect(&list->items[i].shard->box, &s->box, &both))
+                return true;
+    }
+    return false;
+}
+
 /* What nobody took over stays with the new rank that continues its holder, or is only lent. */
 static rs_status deal_rest(deal *d, const int *kept, int new_ranks, int old_ranks)
 {
     rs_status status = RS_OK;
+    foreign_list taken = {0};
     int *heir = rs_calloc((size_t)old_ranks, sizeof *heir);
     int *has = rs_calloc((size_t)new_ranks, sizeof *has); /* 1 + the last segment each has taken */
     if (heir == NULL || has == NULL) {
         status = rs_error_memory((size_t)(old_ranks + new_ranks) * sizeof *heir);
         goto done;
     }
+    RS_TRY_GOTO(find_foreign(d, kept, &taken), done);
     for (int i = 0; i < old_ranks; i++)
         heir[i] = -1;
     for (int r = 0; r < new_ranks; r++)
@@ -225,10 +282,12 @@ static rs_status deal_rest(deal *d, const int *kept, int new_ranks, int old_rank
             if (e->side != OLD || e->holder >= 0)
                 continue;
             int r = heir[e->rank];
-            e->holder = r >= 0 && has[r] != segment + 1 ? r : new_ranks + e->rank;
+            bool stays = r >= 0 && has[r] != segment + 1 && !has_some(d, &taken, r, e);
+            e->holder = stays ? r : new_ranks + e->rank;
         }
     }
 done:
+    free(taken.items);
     free(heir);
     free(has);
     return status;

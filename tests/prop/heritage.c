@@ -6,7 +6,7 @@
  * Case i of a run uses seed S + i. In each case, with the numbering of rs_assign_ranks:
  *  - rs_plan_check of the plan from the heritage to the new world: every element arrives once, from
  *    the nearest host that has it, moved = minimum, and hosts list what crosses their borders;
- *  - nobody takes over, or continues, what lies on another host;
+ *  - nobody takes over, or continues, what lies on another host, or has an element twice;
  *  - what crosses is, element by element, what no old rank of the target's host had: not one more;
  *  - hosts make no difference where all ranks are on one.
  */
@@ -108,6 +108,25 @@ static bool check_borders(const trial *t)
     return true;
 }
 
+/* No holder has anything twice: ranks may keep a tensor in different segments. */
+static bool check_once(const trial *t)
+{
+    const rs_placement *from = rs_heritage_placement(t->heritage);
+    rs_shard_list shards = {0};
+    rs_box both;
+    for (int h = 0; h < rs_placement_holders(from); h++) {
+        shards.count = 0;
+        NEED(rs_placement_shards(from, h, -1, &shards));
+        for (size_t i = 0; i < shards.count; i++)
+            for (size_t k = 0; k < i; k++)
+                CHECK(shards.items[i].tensor != shards.items[k].tensor ||
+                      shards.items[i].role != shards.items[k].role ||
+                      !rs_box_intersect(&shards.items[i].box, &shards.items[k].box, &both));
+    }
+    rs_shard_list_fini(&shards);
+    return true;
+}
+
 static bool contains(const rs_box *box, const int64_t *at)
 {
     for (int d = 0; d < box->ndim; d++)
@@ -188,6 +207,7 @@ static bool run_case(const trial *t)
         .chunk_bytes = random_in(&state, 0, 1) ? random_in(&state, 1, 200) : 0};
     rs_plan_totals totals;
     CHECK(check_borders(t));
+    CHECK(check_once(t));
     NEED(rs_plan_check(from, t->now, &options));
     NEED(rs_plan_totals_compute(from, t->now, &options, false, &totals));
     CHECK(totals.moved == totals.minimum);
