@@ -91,7 +91,8 @@ typedef struct rs_survey {
     int64_t step;           /* to which all that are there are taken */
     int behind;             /* ranks whose update of that step is not complete */
     int lost;               /* ranks that are not there */
-    char reason[512];       /* why the first of them is not */
+    char reason[512];       /* why the first of them is not, and what kind of error that is */
+    rs_status verdict;
 } rs_survey;
 
 /*
@@ -104,6 +105,13 @@ typedef struct rs_survey {
 rs_status rs_elastic_survey(
     rs_keeper *keeper, int generation, int world, rs_survey *out) RS_MUST_CHECK;
 void rs_survey_fini(rs_survey *survey);
+
+/* The two halves of that, for a job on several hosts: each host's own look, which finds the ranks
+ * of others lost, and, after who asked has put them together (a rank is lost that no host has), the
+ * judgement: sets step and behind. */
+rs_status rs_elastic_look(
+    rs_keeper *keeper, int generation, int world, rs_survey *out) RS_MUST_CHECK;
+rs_status rs_survey_judge(rs_survey *survey) RS_MUST_CHECK;
 
 /*
  * The placement `base` without the holders that are `lost` (one entry per holder): what is left

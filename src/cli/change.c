@@ -26,7 +26,9 @@
 
 #define DEFERRED ((int)(sizeof((supervisor *)0)->deferred / sizeof(rs_control_request)))
 #define LEAVE_SECONDS 30 /* the old world's processes have to end */
-#define EXIT_SECONDS 3   /* those of a new one that is not wanted, before they are made to */
+#define LEASE_SHARE                                                                                \
+    0.6 /* of the time after which a silent host is lost: its rank 0 has ended then */
+#define EXIT_SECONDS 3 /* those of a new one that is not wanted, before they are made to */
 
 /* ---- telling people ---- */
 
@@ -41,15 +43,35 @@ static json_t *describe_world(const world *w)
         w->generation, "hosts", hosts, "launcher", (json_int_t)w->process);
 }
 
-static void replace_worlds(const supervisor *s)
+static int ranks_on(const world *w, int host)
+{
+    int ranks = 0;
+    for (int r = 0; w != NULL && w->places != NULL && r < w->ranks; r++)
+        ranks += w->places[r] == host;
+    return ranks;
+}
+
+static json_t *describe_hosts(const supervisor *s)
+{
+    json_t *hosts = json_array();
+    for (int h = 0; h < s->fleet->count; h++)
+        json_array_append_new(
+            hosts, json_pack("{s:s,s:i,s:b,s:i}", "host", s->fleet->hosts[h].name, "slots",
+                       s->fleet->file.items[h].slots, "reached", fleet_reaches(s->fleet, h),
+                       "ranks", ranks_on(s->active, h) + ranks_on(s->other, h)));
+    return hosts;
+}
+
+void change_note_worlds(const supervisor *s)
 {
     json_t *worlds = json_array();
     if (s->active != NULL)
         json_array_append_new(worlds, describe_world(s->active));
     if (s->other != NULL)
         json_array_append_new(worlds, describe_world(s->other));
-    json_t *root = json_pack("{s:s,s:o,s:i,s:i}", "change", rs_handover_name(s->handover.state),
-        "worlds", worlds, "restarts", s->survival.deaths.restarts, "lost_slots", s->survival.lost);
+    json_t *root = json_pack("{s:s,s:o,s:o,s:i,s:i}", "change", rs_handover_name(s->handover.state),
+        "worlds", worlds, "hosts", describe_hosts(s), "restarts", s->survival.deaths.restarts,
+        "lost_slots", s->survival.lost);
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     if (text == NULL || rs_control_replace(s->options->job, "worlds.json", text) != RS_OK)
         fprintf(stderr, "reshard train: worlds.json cannot be written: %s\n", rs_error_message());
@@ -78,7 +100,7 @@ void change_write(const supervisor *s, json_t *event)
 
 void change_note(supervisor *s, const world *w, const char *stage)
 {
-    replace_worlds(s);
+    change_note_worlds(s);
     change_write(
         s, json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:f}", "event", "world", "world", w->number, "stage",
                stage, "layout", w->layout, "ranks", w->ranks, "generation", w->generation,
@@ -117,7 +139,7 @@ static rs_status number_ranks(
     rs_space *space = NULL;
     rs_placement *old = NULL, *now = NULL;
     rs_layout layout;
-    int *table = NULL, *old_hosts = NULL, *new_hosts = NULL;
+    int *table = NULL, *old_hosts = NULL, *new_hosts = NULL, *next = NULL;
     rs_status status;
     RS_TRY(rs_model_load(s->options->model, &model));
     RS_TRY(rs_train_space(s->options, &model, &space));
@@ -132,11 +154,9 @@ static rs_status number_ranks(
         goto done;
     }
     int old_ranks = rs_placement_holders(old);
-    int counts[RS_HOSTS] = {0};
-    if (s->fleet->count > 0)
-        RS_TRY_GOTO(rs_hosts_place(&s->fleet->file, ranks, counts), done);
-    RS_TRY_GOTO(ferry_hosts(s, s->active->counts, old_ranks, &old_hosts), done);
-    RS_TRY_GOTO(ferry_hosts(s, counts, ranks, &new_hosts), done);
+    RS_TRY_GOTO(fleet_place(s->fleet, ranks, &next), done);
+    RS_TRY_GOTO(ferry_hosts(s, s->active->places, old_ranks, &old_hosts), done);
+    RS_TRY_GOTO(ferry_hosts(s, next, ranks, &new_hosts), done);
     const rs_places places = {old_hosts, new_hosts};
     RS_TRY_GOTO(rs_assign_ranks(old, now, &places, table), done);
     json_object_set_new(from, "ranks", json_integer(old_ranks));
@@ -144,6 +164,7 @@ static rs_status number_ranks(
     json_object_set_new(from, "hosts", as_json(old_hosts, old_ranks));
     json_object_set_new(from, "hosts_now", as_json(new_hosts, ranks));
 done:
+    free(next);
     free(new_hosts);
     free(old_hosts);
     free(table);
@@ -164,11 +185,15 @@ static json_t *origin_of(const supervisor *s)
     return NULL;
 }
 
-static rs_status welcome(const world *w, rs_link *link)
+static rs_status welcome(const supervisor *s, const world *w, rs_link *link)
 {
     json_t *word = json_pack("{s:s,s:i,s:i,s:s,s:i,s:I}", "do", "join", "world", w->number,
         "generation", (w->number - 1) * RS_WORLD_GENERATIONS, "layout", w->layout, "ranks",
         w->ranks, "scheduled", (json_int_t)w->scheduled);
+    if (word != NULL && s->fleet->count > 0)
+        json_object_set_new(word, "lease", json_real(LEASE_SHARE * s->launch->heartbeat));
+    if (word != NULL)
+        json_object_set_new(word, "moves", json_boolean(s->fleet->count > 1));
     if (word != NULL && w->from != NULL)
         json_object_set(word, "from", w->from);
     if (word != NULL && w->attach != NULL)
@@ -285,6 +310,7 @@ static void tell_failed(supervisor *s)
     snprintf(text, sizeof text, "no new world for %s: %s", s->want.layout,
         s->why[0] != '\0' ? s->why : "it ended before it had taken over");
     fprintf(stderr, "reshard train: %s\n", text);
+    drain_end(s, false);
     answer_last(s, "failed", text, NULL);
 }
 
@@ -296,7 +322,7 @@ static void settle(supervisor *s)
     s->why[0] = '\0';
     if (!s->want.pending)
         s->want = (wanted){0};
-    replace_worlds(s);
+    change_note_worlds(s);
 }
 
 /* From here on the new world's arenas are the job's state. What is on disk after a failure is not
@@ -362,6 +388,8 @@ static void perform(supervisor *s, unsigned actions)
         drop_other(s);
     if (actions & RS_DO_TELL_FAILED)
         tell_failed(s);
+    if (actions & RS_DO_TELL_DONE)
+        drain_end(s, true);
     if ((actions & RS_DO_TELL_DONE) && !s->want.pending)
         answer_last(s, "done", "the new world trains", NULL);
     if (actions & RS_DO_COMMIT)
@@ -424,7 +452,8 @@ static void take_elsewhere(supervisor *s, const json_t *word)
 {
     const char *request = text_of(word, "request");
     bool leaving = s->handover.state == RS_HANDOVER_LEAVING;
-    if (s->stopping || s->want.pending || (s->handover.state != RS_HANDOVER_IDLE && !leaving)) {
+    if (s->stopping || s->want.pending || s->draining >= 0 ||
+        (s->handover.state != RS_HANDOVER_IDLE && !leaving)) {
         if (request[0] != '\0' && rs_control_answer(s->control, request, "busy",
                                       "another change is under way", NULL) != RS_OK)
             fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
@@ -435,6 +464,7 @@ static void take_elsewhere(supervisor *s, const json_t *word)
     s->want = (wanted){.pending = true, .asked = cli_now()};
     snprintf(s->want.layout, sizeof s->want.layout, "%s", text_of(word, "layout"));
     snprintf(s->want.request, sizeof s->want.request, "%s", request);
+    drain_begin(s, request);
     answer(s, "accepted", "a new world is to take over", NULL);
 }
 
@@ -442,7 +472,8 @@ static void take_training(supervisor *s, const json_t *word)
 {
     char *members = json_dumps(word, JSON_COMPACT | JSON_REAL_PRECISION(15));
     change_note(s, s->active, "trains");
-    answer_last(s, "done", "", members);
+    if (s->draining < 0) /* else when the host is left */
+        answer_last(s, "done", "", members);
     free(members);
 }
 
@@ -486,24 +517,41 @@ static void take_hello(supervisor *s, world *w, world_host *host, const json_t *
     host->rank = (int)json_integer_value(json_object_get(word, "rank"));
     host->ranks = (int)json_integer_value(json_object_get(word, "ranks"));
     snprintf(host->name, sizeof host->name, "%s", text_of(word, "host"));
-    if (welcome(w, host->link) != RS_OK || host->rank != 0)
+    if (welcome(s, w, host->link) != RS_OK || host->rank != 0)
         return;
     w->stage = w->from != NULL ? WORLD_BUILDS : WORLD_TRAINS;
     change_note(s, w, "joined");
 }
 
-static void take_beat(supervisor *s, world *w, const json_t *word)
+/* Rank 0 writes the job's files only while it knows that it is heard (train/member.h). */
+static void lend(const supervisor *s, const world_host *host, const json_t *word)
 {
+    const json_t *sent = json_object_get(word, "sent");
+    if (s->fleet->count == 0 || host->rank != 0 || sent == NULL || host->link == NULL)
+        return;
+    json_t *lease = json_pack("{s:s,s:O}", "do", "lease", "sent", sent);
+    rs_status status = lease != NULL ? rs_link_send(host->link, lease) : RS_OK;
+    (void)status; /* the next one reads that it has gone */
+    json_decref(lease);
+}
+
+static void take_beat(supervisor *s, world *w, const world_host *host, const json_t *word)
+{
+    lend(s, host, word);
+    if (w == s->active && json_is_true(json_object_get(word, "signalled")))
+        drain_told(s, fleet_find(s->fleet, host->name));
     double age = json_number_value(json_object_get(word, "age"));
     long process = (long)json_integer_value(json_object_get(word, "process"));
     char text[sizeof s->stopped_rank];
     if (age < s->launch->heartbeat)
         return;
     snprintf(text, sizeof text, "process %ld has shown no sign of life for %.0f s", process, age);
-    if (w == s->active && s->stopped_rank[0] == '\0')
+    if (w == s->active && s->stopped_rank[0] == '\0') {
         memcpy(s->stopped_rank, text, sizeof text);
-    else if (w == s->other && w->stage != WORLD_LEAVES)
+        s->stopped_host = fleet_find(s->fleet, host->name);
+    } else if (w == s->other && w->stage != WORLD_LEAVES) {
         change_cancel(s, text);
+    }
 }
 
 void change_word(supervisor *s, world *w, world_host *host, const json_t *word)
@@ -515,7 +563,7 @@ void change_word(supervisor *s, world *w, world_host *host, const json_t *word)
     if (w == s->ferry)
         ferry_word(s, host, word);
     else if (strcmp(what, "beat") == 0)
-        take_beat(s, w, word);
+        take_beat(s, w, host, word);
     else if (strcmp(what, "hello") == 0)
         take_hello(s, w, host, word);
     else if (!take_change(s, w, what, word))
@@ -534,11 +582,28 @@ static bool listens(const supervisor *s)
            state != RS_HANDOVER_COMMITTING;
 }
 
+void change_ask(supervisor *s, rs_control_kind kind, const char *text)
+{
+    json_t *word = json_pack("{s:s,s:s,s:s,s:s,s:b}", "do", "request", "name", "", "kind",
+        rs_control_kind_name(kind), "layout", text, "new_world", 1);
+    if (word != NULL && listens(s) && world_tell(s->active, word) != RS_OK)
+        fprintf(stderr, "reshard train: %s\n", rs_error_message());
+    json_decref(word);
+}
+
 static void hand_on(supervisor *s, const rs_control_request *request)
 {
+    bool drain = request->kind == RS_CONTROL_DRAIN;
+    char layout[RS_CONTROL_LAYOUT];
+    int slots = 0;
+    snprintf(layout, sizeof layout, "%s", request->layout);
+    if (drain && !drain_asked(s, request, &slots))
+        return;
+    if (drain)
+        snprintf(layout, sizeof layout, "%d", slots);
     json_t *word = json_pack("{s:s,s:s,s:s,s:s,s:b}", "do", "request", "name", request->name,
-        "kind", rs_control_kind_name(request->kind), "layout", request->layout, "new_world",
-        request->new_world);
+        "kind", rs_control_kind_name(request->kind), "layout", layout, "new_world",
+        drain || request->new_world);
     rs_status status = word != NULL ? world_tell(s->active, word) : rs_error_memory(1);
     json_decref(word);
     if (status != RS_OK &&

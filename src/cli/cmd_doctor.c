@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/doctor_hosts.h"
 #include "cli/launcher.h"
 #include "cli/room.h"
 #include "cli/subject.h"
@@ -18,7 +19,8 @@
 #include "train/train.h"
 
 typedef struct doctor_args {
-    const char *model, *layout, *dtype, *arena_dir, *job;
+    const char *model, *layout, *dtype, *arena_dir, *job, *hosts, *rsh_agent, *seen;
+    double share; /* of the layout's ranks that would be on this host */
     bool json;
 } doctor_args;
 
@@ -33,6 +35,14 @@ static const cli_option doctor_options[] = {
         .target = offsetof(doctor_args, arena_dir)},
     {CLI_TEXT, "job", "DIR", "where the job directory is to be", ".",
         .target = offsetof(doctor_args, job)},
+    {CLI_TEXT, "hosts", "FILE", "and on the hosts of this file, as `train --hosts` takes it",
+        .target = offsetof(doctor_args, hosts)},
+    {CLI_TEXT, "rsh-agent", "CMD", "what runs a command on a host: CMD HOST COMMAND; default: ssh",
+        .target = offsetof(doctor_args, rsh_agent)},
+    {CLI_REAL, "share", "X", "part of the ranks that would be here", "1",
+        .target = offsetof(doctor_args, share), .hidden = true},
+    {CLI_TEXT, "seen", "FILE", "a file that must be seen here", .hidden = true,
+        .target = offsetof(doctor_args, seen)},
     {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(doctor_args, json)},
     {.kind = CLI_END},
 };
@@ -78,6 +88,7 @@ static rs_status check_memory(report *r, const doctor_args *args)
     status = room_estimate(&o, &need, &tight);
     rs_train_options_fini(&o);
     RS_TRY(status);
+    need = (int64_t)((double)need * args->share);
     snprintf(text, sizeof text, "%s: %s free, the job needs %s, a change of worlds up to %s",
         args->arena_dir, rs_human_bytes(have, a), rs_human_bytes(need, b),
         rs_human_bytes(2 * need, c));
@@ -126,6 +137,16 @@ static void check_disk(report *r, const char *job)
         "name a folder that can be written with --job");
 }
 
+/* Whether what another host wrote into the job's folder is there. */
+static void check_shared(report *r, const char *seen)
+{
+    if (seen == NULL)
+        return;
+    bool good = access(seen, R_OK) == 0;
+    add(r, "shared folder", good, good ? "the job's folder is the same here" : strerror(errno),
+        "all hosts must share the job's folder: name one with --job that they do");
+}
+
 static void check_cores(report *r, const char *layout_text)
 {
     rs_layout layout;
@@ -137,6 +158,32 @@ static void check_cores(report *r, const char *layout_text)
     snprintf(text, sizeof text, "%ld core%s for %d rank%s%s", cores, cores == 1 ? "" : "s", ranks,
         ranks == 1 ? "" : "s", ranks > cores ? ": they will take turns" : "");
     add(r, "cores", true, text, "");
+}
+
+/* What the other hosts say; sets this one's share. */
+static rs_status ask_hosts(doctor_args *args, json_t **rows)
+{
+    const doctor_question q = {.hosts = args->hosts,
+        .rsh_agent = args->rsh_agent,
+        .model = args->model,
+        .layout = args->layout,
+        .dtype = args->dtype,
+        .arena_dir = args->arena_dir,
+        .job = args->job};
+    if (args->hosts == NULL)
+        return RS_OK;
+    *rows = json_array();
+    return *rows != NULL ? doctor_ask_hosts(&q, *rows, &args->share) : rs_error_memory(1);
+}
+
+static void add_others(report *r, json_t *others)
+{
+    size_t i;
+    const json_t *row;
+    json_array_foreach(others, i, row) r->sound =
+        r->sound && json_is_true(json_object_get(row, "good"));
+    json_array_extend(r->rows, others);
+    json_decref(others);
 }
 
 static void print_report(const report *r)
@@ -164,8 +211,12 @@ static int run_doctor(const cli_command *command, int argc, char **argv)
     if (code >= 0)
         return code;
     report r = {.rows = json_array(), .sound = true};
-    rs_status status = r.rows != NULL ? check_memory(&r, &args) : rs_error_memory(1);
+    json_t *others = NULL;
+    rs_status status = r.rows != NULL ? ask_hosts(&args, &others) : rs_error_memory(1);
+    if (status == RS_OK)
+        status = check_memory(&r, &args);
     if (status != RS_OK) {
+        json_decref(others);
         json_decref(r.rows);
         return cli_fail(command, status, NULL);
     }
@@ -173,6 +224,8 @@ static int run_doctor(const cli_command *command, int argc, char **argv)
     check_launcher(&r);
     check_disk(&r, args.job);
     check_cores(&r, args.layout);
+    check_shared(&r, args.seen);
+    add_others(&r, others);
     if (args.json)
         code = cli_print_json(command, json_pack("{s:b,s:O}", "sound", r.sound, "checks", r.rows));
     else
@@ -189,7 +242,9 @@ const cli_command cmd_doctor = {
     .text =
         "Checks memory for the training state (file system, cgroup), MPI's shared files, the\n"
         "launcher, disk and cores; with --model and --layout against what the job needs. Exits\n"
-        "with 1 where something is missing.",
+        "with 1 where something is missing. With --hosts every host of the file checks the same, "
+        "for\n"
+        "the ranks that it would get, and whether it sees the job's folder.",
     .example = "  reshard doctor --model llama3-8b --layout tp=8 --dtype bf16",
     .options = doctor_options,
     .run = run_doctor,

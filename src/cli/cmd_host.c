@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/launch.h"
+#include "cli/rescue.h"
 #include "elastic/hosts.h"
 #include "elastic/link.h"
 #include "reshard/elastic.h"
@@ -87,11 +88,23 @@ static rs_status end_process(const rs_train_options *o, const json_t *word, json
     return RS_OK;
 }
 
+static rs_status look(const rs_train_options *o, const json_t *word, json_t *answer)
+{
+    return rescue_look_here(o->job, word, answer);
+}
+
+static rs_status part(const rs_train_options *o, const json_t *word, json_t *answer)
+{
+    return rescue_part_here(o->job, word, answer);
+}
+
 static const duty duties[] = {
     {"sweep", sweep},
     {"forget", forget},
     {"delete", delete_generation},
     {"kill", end_process},
+    {"look", look},
+    {"part", part},
 };
 
 static rs_status perform(const char *job, const json_t *word, json_t *answer)

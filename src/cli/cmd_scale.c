@@ -51,6 +51,50 @@ const cli_command cmd_scale = {
     .run = run_scale,
 };
 
+/* ---- drain ---- */
+
+typedef struct drain_args {
+    const char *job, *host;
+    bool no_wait, json;
+} drain_args;
+
+static const cli_option drain_options[] = {
+    {CLI_ARGUMENT, "DIR", .target = offsetof(drain_args, job), .help = "the job directory"},
+    {CLI_TEXT, "host", "H", "the host, as the job's file of hosts calls it",
+        .target = offsetof(drain_args, host), .required = true},
+    {CLI_FLAG, "no-wait", NULL, "return when the job has accepted the request",
+        .target = offsetof(drain_args, no_wait)},
+    {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
+        .target = offsetof(drain_args, json)},
+    {.kind = CLI_END},
+};
+
+static int run_drain(const cli_command *command, int argc, char **argv)
+{
+    drain_args args;
+    char *text = NULL;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    outcome how = {args.no_wait, args.json};
+    rs_status status =
+        rs_control_drain(args.job, args.host, !args.no_wait, outcome_progress, &how, &text);
+    return outcome_print(command, &how, status, text);
+}
+
+const cli_command cmd_drain = {
+    .name = "drain",
+    .summary = "have a running job leave a host",
+    .text =
+        "Has the job in DIR leave the host H: a new world boots on the slots of its other hosts,\n"
+        "under the same layout if they are enough, else the nearest one that fits, and takes over\n"
+        "between two steps. Then no process and no memory of the job is left on H, and it may be\n"
+        "shut down. If the change fails the job goes on as it is, and the exit code is 1.",
+    .example = "  reshard drain /shared/job --host node2",
+    .options = drain_options,
+    .run = run_drain,
+};
+
 /* ---- cancel ---- */
 
 typedef struct cancel_args {

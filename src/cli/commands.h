@@ -10,6 +10,7 @@ extern const cli_command cmd_status;
 extern const cli_command cmd_events;
 extern const cli_command cmd_save;
 extern const cli_command cmd_scale;
+extern const cli_command cmd_drain;
 extern const cli_command cmd_cancel;
 extern const cli_command cmd_stop;
 extern const cli_command cmd_clean;

@@ -31,18 +31,14 @@ static int ranks_of_host(const supervisor *s)
     return s->options->transport == RS_TRANSPORT_MPI ? 1 : s->options->ranks_per_node;
 }
 
-rs_status ferry_hosts(const supervisor *s, const int *counts, int ranks, int **out)
+rs_status ferry_hosts(const supervisor *s, const int *places, int ranks, int **out)
 {
-    int size = ranks_of_host(s), host = 0, left = counts[0];
+    int size = ranks_of_host(s);
     int *hosts = rs_calloc((size_t)ranks, sizeof *hosts);
     if (hosts == NULL)
         return rs_error_memory((size_t)ranks * sizeof *hosts);
-    for (int r = 0; r < ranks; r++) {
-        while (s->fleet->count > 0 && left == 0 && host + 1 < s->fleet->count)
-            left = counts[++host];
-        hosts[r] = size > 0 ? r / size : host;
-        left--;
-    }
+    for (int r = 0; r < ranks; r++)
+        hosts[r] = size > 0 ? r / size : places != NULL ? places[r] : 0;
     *out = hosts;
     return RS_OK;
 }
@@ -108,6 +104,21 @@ static void note(const supervisor *s, const char *stage, const json_t *word)
 
 /* ---- its life ---- */
 
+/* Each process on the host that it stands for. */
+static rs_status place(const supervisor *s, world *f)
+{
+    if (s->fleet->count == 0)
+        return RS_OK;
+    if (ranks_of_host(s) > 0)
+        return fleet_place(s->fleet, f->ranks, &f->places);
+    f->places = rs_calloc((size_t)f->ranks, sizeof *f->places);
+    if (f->places == NULL)
+        return rs_error_memory((size_t)f->ranks * sizeof *f->places);
+    for (int p = 0; p < f->ranks; p++)
+        f->places[p] = (int)json_integer_value(json_array_get(f->stands, (size_t)p));
+    return RS_OK;
+}
+
 void ferry_begin(supervisor *s, int64_t bytes)
 {
     world *of = s->other;
@@ -124,13 +135,9 @@ void ferry_begin(supervisor *s, int64_t bytes)
     f->from = json_incref(of->from);
     f->stands = find_hosts(of);
     f->ranks = (int)json_array_size(f->stands);
-    /* Processes follow each other on the hosts as these do in the file; supposed hosts are this
-     * one's, or wherever there are slots. */
-    rs_status status = RS_OK;
-    if (s->fleet->count > 0 && ranks_of_host(s) > 0)
-        status = rs_hosts_place(&s->fleet->file, f->ranks, f->counts);
-    for (int p = 0; p < f->ranks && ranks_of_host(s) == 0; p++)
-        f->counts[json_integer_value(json_array_get(f->stands, (size_t)p))] = 1;
+    f->pipes[0] = f->pipes[1] = -1;
+    /* Supposed hosts are this one's, or wherever there are slots. */
+    rs_status status = place(s, f);
     if (status == RS_OK)
         status =
             world_start(f, s->launch, &s->fleet->file, rs_listener_address(s->fleet->listener));

@@ -13,7 +13,6 @@
 #include "cli/fleet.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,13 +24,13 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "cli/agent.h"
 #include "cli/subject.h"
 #include "train/control.h"
 
-#define AGENT "ssh"
-#define AGENT_WORDS 16
 #define SWEEP_SECONDS 30
 #define REACH_SECONDS 30 /* until a helper has answered */
+#define AGAIN_SECONDS 10 /* between attempts to reach a host again */
 #define BURY_SECONDS 2   /* until an agent ends by itself after its helper's stream was closed */
 
 /* ---- which hosts ---- */
@@ -125,15 +124,46 @@ int fleet_find(const fleet *f, const char *name)
     return -1;
 }
 
-/* ---- starting helpers ---- */
-
-static void append_quoted(rs_text *text, const char *word)
+bool fleet_reaches(const fleet *f, int host)
 {
-    rs_text_append(text, " '");
-    for (; *word != '\0'; word++)
-        rs_text_append(text, *word == '\'' ? "'\\''" : "%c", *word);
-    rs_text_append(text, "'");
+    return f->hosts[host].here || f->hosts[host].link != NULL;
 }
+
+/* The hosts as they can be used now. */
+static rs_hosts usable(const fleet *f)
+{
+    rs_hosts hosts = f->file;
+    for (int h = 0; h < f->count; h++)
+        if (!fleet_reaches(f, h))
+            hosts.items[h].slots = 0;
+    return hosts;
+}
+
+int fleet_slots(const fleet *f)
+{
+    rs_hosts hosts = usable(f);
+    return rs_hosts_slots(&hosts);
+}
+
+rs_status fleet_place(const fleet *f, int ranks, int **out)
+{
+    *out = NULL;
+    if (f->count == 0)
+        return RS_OK;
+    rs_hosts hosts = usable(f);
+    int *places = rs_calloc((size_t)ranks, sizeof *places);
+    if (places == NULL)
+        return rs_error_memory((size_t)ranks * sizeof *places);
+    rs_status status =
+        rs_hosts_place(&hosts, ranks, f->near_count == ranks ? f->near : NULL, places);
+    if (status == RS_OK)
+        *out = places;
+    else
+        free(places);
+    return status;
+}
+
+/* ---- starting helpers ---- */
 
 /* The helper's command line, for the remote shell. */
 static rs_status helper_command(const fleet *f, const fleet_host *host, char **out)
@@ -148,61 +178,23 @@ static rs_status helper_command(const fleet *f, const fleet_host *host, char **o
     const char *const words[] = {self, "host", "--job", f->job, "--link",
         rs_listener_address(f->listener), "--name", host->name};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        append_quoted(&text, words[i]);
+        agent_quote(&text, words[i]);
     return rs_text_take(&text, out);
-}
-
-/* In the child: becomes the agent. */
-static void become_agent(const fleet *f, const fleet_host *host, char *command, int output)
-{
-    const char *agent = f->options->rsh_agent[0] != '\0' ? f->options->rsh_agent : AGENT;
-    char *words[AGENT_WORDS + 3], *rest, copy[RS_TRAIN_PATH];
-    int count = 0;
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    setsid(); /* Ctrl-C is the supervisor's */
-    int empty = open("/dev/null", O_RDONLY);
-    if (empty >= 0)
-        dup2(empty, STDIN_FILENO);
-    dup2(output, STDOUT_FILENO);
-    dup2(output, STDERR_FILENO);
-    snprintf(copy, sizeof copy, "%s", agent);
-    for (char *word = strtok_r(copy, " ", &rest); word != NULL && count < AGENT_WORDS;
-         word = strtok_r(NULL, " ", &rest))
-        words[count++] = word;
-    words[count++] = (char *)(uintptr_t)host->name;
-    words[count++] = command;
-    words[count] = NULL;
-    execvp(words[0], words);
-    fprintf(stderr, "%s: %s\n", words[0], strerror(errno));
-    _exit(127);
 }
 
 static rs_status start_helper(fleet *f, fleet_host *host)
 {
-    int ends[2];
     char *command = NULL;
+    pid_t process = 0;
+    int output = -1;
     RS_TRY(helper_command(f, host, &command));
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        free(command);
-        return rs_error_errno(errno, "cannot make a pipe");
-    }
-    fflush(NULL);
-    pid_t process = fork();
-    if (process == 0)
-        become_agent(f, host, command, ends[1]);
+    rs_status status = agent_start(f->options->rsh_agent, host->name, command, &process, &output);
     free(command);
-    close(ends[1]);
-    if (process < 0) {
-        close(ends[0]);
-        return rs_error_errno(errno, "cannot start the agent for host %s", host->name);
-    }
+    RS_TRY(status);
     if (host->output >= 0)
         close(host->output);
-    fcntl(ends[0], F_SETFL, O_NONBLOCK);
     host->process = process;
-    host->output = ends[0];
+    host->output = output;
     host->said[0] = '\0';
     host->begun = host->beat = cli_now();
     return RS_OK;
@@ -276,11 +268,31 @@ static void hear(fleet_host *host)
     }
 }
 
-void fleet_tend(fleet *f)
+/* Whoever comes back can be used again. */
+static void start_again(fleet *f, fleet_host *host)
+{
+    if (host->here || host->dismissed || host->link != NULL ||
+        cli_now() - host->begun < AGAIN_SECONDS)
+        return;
+    if (host->process > 0)
+        kill(host->process, SIGKILL); /* it reaches nobody; started anew when it has gone */
+    else if (start_helper(f, host) != RS_OK)
+        fprintf(stderr, "reshard train: %s\n", rs_error_message());
+    host->begun = cli_now();
+}
+
+void fleet_tend(fleet *f, double silence)
 {
     for (int h = 0; h < f->count; h++) {
-        read_output(&f->hosts[h]);
-        hear(&f->hosts[h]);
+        fleet_host *host = &f->hosts[h];
+        read_output(host);
+        hear(host);
+        if (host->link != NULL && cli_now() - host->beat > silence) {
+            fprintf(stderr, "reshard train: host %s has not been heard of for %.0f s\n", host->name,
+                cli_now() - host->beat);
+            lose_helper(host);
+        }
+        start_again(f, host);
     }
 }
 
@@ -429,11 +441,17 @@ rs_status fleet_call(fleet_host *host, json_t *word, double seconds, json_t **re
     return rs_error_set(RS_ERR_PEER, "host %s does not answer", host->name);
 }
 
+void fleet_tell_one(fleet_host *host, json_t *word)
+{
+    if (word != NULL && host->link != NULL && rs_link_send(host->link, word) != RS_OK)
+        lose_helper(host);
+    json_decref(word);
+}
+
 void fleet_tell(fleet *f, json_t *word)
 {
     for (int h = 0; h < f->count && word != NULL; h++)
-        if (f->hosts[h].link != NULL && rs_link_send(f->hosts[h].link, word) != RS_OK)
-            lose_helper(&f->hosts[h]);
+        fleet_tell_one(&f->hosts[h], json_incref(word));
     json_decref(word);
 }
 
@@ -444,7 +462,7 @@ bool fleet_sweep(fleet *f, bool state)
     bool all = true;
     for (int h = 0; h < f->count; h++) {
         fleet_host *host = &f->hosts[h];
-        if (host->here)
+        if (host->here || host->dismissed)
             continue;
         rs_status status = fleet_call(
             host, json_pack("{s:s,s:b}", "do", "sweep", "state", state), SWEEP_SECONDS, NULL);
@@ -476,6 +494,40 @@ static void bury(fleet_host *host)
     host->output = -1;
 }
 
+void fleet_dismiss(fleet_host *host)
+{
+    host->dismissed = true;
+    bury(host);
+}
+
+void fleet_recall(fleet *f, int host)
+{
+    f->hosts[host].dismissed = false;
+    f->hosts[host].begun = 0; /* started at the next look */
+}
+
+rs_status fleet_add(fleet *f, const rs_host *host)
+{
+    char own[RS_HOST_NAME] = "";
+    if (f->count == RS_HOSTS)
+        return rs_error_set(
+            RS_ERR_UNSUPPORTED, "host %s: a job has at most %d hosts", host->name, RS_HOSTS);
+    gethostname(own, sizeof own - 1);
+    fleet_host *h = &f->hosts[f->count];
+    *h = (fleet_host){.output = -1};
+    memcpy(h->name, host->name, sizeof h->name);
+    h->here = rs_host_is(h->name, own) || strcmp(h->name, "localhost") == 0;
+    f->file.items[f->count++] = *host;
+    f->file.count = f->count;
+    return RS_OK; /* fleet_tend starts its helper */
+}
+
+void fleet_note(const fleet *f)
+{
+    if (note_hosts(f) != RS_OK)
+        fprintf(stderr, "reshard train: %s/hosts: %s\n", f->options->job, rs_error_message());
+}
+
 void fleet_close(fleet *f)
 {
     char path[RS_TRAIN_PATH + 16];
@@ -489,4 +541,6 @@ void fleet_close(fleet *f)
     }
     rs_listener_close(f->listener);
     f->listener = NULL;
+    free(f->near);
+    f->near = NULL;
 }

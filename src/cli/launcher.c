@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,31 +47,108 @@ char *launcher_folder(const rs_train_options *options, char *path, size_t size)
     return path;
 }
 
-/* "node1:2,node2:1": what both mpiruns take. */
-static void add_hosts(launcher *l, const rs_train_options *options, const launcher_world *world)
+/* Adds a word that is made up here. */
+static void add_word(launcher *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add_word(launcher *l, const char *format, ...)
 {
-    bool open_mpi = strcmp(RS_MPI, "openmpi") == 0;
-    size_t used = 0;
-    for (int h = 0; h < world->hosts->count; h++)
-        if (world->counts[h] > 0 && used < sizeof l->hosts)
-            used += (size_t)snprintf(l->hosts + used, sizeof l->hosts - used, "%s%s:%d",
-                used > 0 ? "," : "", world->hosts->items[h].name, world->counts[h]);
-    if (options->rsh_agent[0] != '\0') {
-        add(l, open_mpi ? "--mca" : "-launcher");
-        add(l, open_mpi ? "plm_rsh_agent" : "ssh");
-        if (!open_mpi)
-            add(l, "-launcher-exec");
-        add(l, options->rsh_agent);
-    }
-    add(l, open_mpi ? "-H" : "-hosts");
-    add(l, l->hosts);
+    va_list args;
+    size_t room = sizeof l->words - l->used;
+    va_start(args, format);
+    int n = vsnprintf(l->words + l->used, room, format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= room)
+        return;
+    add(l, l->words + l->used);
+    l->used += (size_t)n + 1;
 }
 
-static rs_status prepare_mpirun(
-    launcher *l, const rs_train_options *options, const launcher_world *world)
+static void add_agent(launcher *l, const rs_train_options *options)
 {
-    static const char *const open_mpi[] = {
-        "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"};
+    bool open_mpi = strcmp(RS_MPI, "openmpi") == 0;
+    if (options->rsh_agent[0] == '\0')
+        return;
+    add(l, open_mpi ? "--mca" : "-launcher");
+    add(l, open_mpi ? "plm_rsh_agent" : "ssh");
+    if (!open_mpi)
+        add(l, "-launcher-exec");
+    add(l, options->rsh_agent);
+}
+
+/* What every rank finds in its environment; Open MPI forgets it from one part of a command line to
+ * the next. */
+static void add_environment(launcher *l)
+{
+    static const char *const words[] = {"--mca", "mpi_yield_when_idle", "1", "-x",
+        "OMP_NUM_THREADS", "-x", "OPENBLAS_NUM_THREADS", "-x", "OMP_WAIT_POLICY"};
+    for (size_t i = 0; strcmp(RS_MPI, "openmpi") == 0 && i < sizeof words / sizeof *words; i++)
+        add(l, words[i]);
+}
+
+static void add_worker(
+    launcher *l, const rs_train_options *options, const launcher_world *world, const char *console)
+{
+    const char *const worker[] = {l->self, world->ferry ? "ferry" : "worker", "--job", options->job,
+        "--world", l->world, "--link", l->address, "--console", console, "--width", l->width};
+    for (size_t i = 0; i < sizeof worker / sizeof *worker; i++)
+        add(l, worker[i]);
+}
+
+/* How many ranks from `rank` on are on the same host. */
+static int run_length(const launcher_world *world, int rank)
+{
+    int n = 1;
+    while (rank + n < world->ranks && world->places[rank + n] == world->places[rank])
+        n++;
+    return n;
+}
+
+/*
+ * Open MPI: one part of the command line for each run of ranks on one host, so that ranks are where
+ * they are wanted. (Given all hosts at once it begins with its own, in whatever order they are
+ * named.)
+ */
+static rs_status add_parts(
+    launcher *l, const rs_train_options *options, const launcher_world *world, const char *console)
+{
+    for (int r = 0, parts = 0, n; r < world->ranks; r += n, parts++) {
+        n = run_length(world, r);
+        if (parts == RS_HOSTS)
+            return rs_error_set(RS_ERR_UNSUPPORTED,
+                "the ranks are spread over the hosts in more than %d runs", RS_HOSTS);
+        if (parts > 0)
+            add(l, ":");
+        add_environment(l);
+        add(l, "-n");
+        add_word(l, "%d", n);
+        add(l, "-H");
+        add_word(l, "%s:%d", world->hosts->items[world->places[r]].name, n);
+        add_worker(l, options, world, console);
+    }
+    return RS_OK;
+}
+
+/* MPICH: hosts in order, each with its ranks. */
+static void add_host_list(
+    launcher *l, const rs_train_options *options, const launcher_world *world, const char *console)
+{
+    char list[sizeof l->words] = "";
+    size_t used = 0;
+    for (int r = 0, n; r < world->ranks && used < sizeof list; r += n) {
+        n = run_length(world, r);
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s:%d", r > 0 ? "," : "",
+            world->hosts->items[world->places[r]].name, n);
+    }
+    add(l, "-hosts");
+    add_word(l, "%s", list);
+    add(l, "-n");
+    add(l, l->ranks);
+    add_worker(l, options, world, console);
+}
+
+/* All but the ranks. */
+static rs_status prepare_mpirun(launcher *l, const rs_train_options *options)
+{
+    static const char *const open_mpi[] = {"--oversubscribe", "--bind-to", "none"};
     snprintf(l->path, sizeof l->path, "%s", RS_MPIRUN);
     if (access(l->path, X_OK) != 0 && !find_program("mpirun", l->path, sizeof l->path))
         return rs_error_set(RS_ERR_NOT_FOUND,
@@ -93,17 +171,7 @@ static rs_status prepare_mpirun(
         add(l, "--mca");
         add(l, "odls_base_sigkill_timeout");
         add(l, "0");
-        add(l, "-x");
-        add(l, "OMP_NUM_THREADS");
-        add(l, "-x");
-        add(l, "OPENBLAS_NUM_THREADS");
-        add(l, "-x");
-        add(l, "OMP_WAIT_POLICY");
     }
-    if (world->hosts != NULL && world->hosts->count > 0)
-        add_hosts(l, options, world);
-    add(l, "-n");
-    add(l, l->ranks);
     return RS_OK;
 }
 
@@ -152,8 +220,6 @@ static rs_status prepare_srun(launcher *l)
     add(l, "--kill-on-bad-exit=1");
     add(l, "--cpu-bind=none");
     add(l, l->type);
-    add(l, "-n");
-    add(l, l->ranks);
     return RS_OK;
 }
 
@@ -177,14 +243,24 @@ rs_status launcher_prepare(launcher *l, const char *name, const rs_train_options
      * threads on two cores were 200 times slower. */
     setenv("OMP_WAIT_POLICY", "passive", 0);
     bool slurm = getenv("SLURM_JOB_ID") != NULL && find_program("srun", found, sizeof found);
-    bool use_srun = strcmp(name, "srun") == 0 || (strcmp(name, "auto") == 0 && slurm);
-    if (use_srun && world->hosts != NULL && world->hosts->count > 0)
+    bool over_hosts = world->hosts != NULL && world->hosts->count > 0;
+    bool use_srun =
+        strcmp(name, "srun") == 0 || (strcmp(name, "auto") == 0 && slurm && !over_hosts);
+    if (use_srun && over_hosts)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "--hosts: srun starts ranks where the allocation is; use --launcher mpirun");
-    RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options, world));
-    const char *const worker[] = {l->self, world->ferry ? "ferry" : "worker", "--job", options->job,
-        "--world", l->world, "--link", l->address, "--console", console, "--width", l->width};
-    for (size_t i = 0; i < sizeof worker / sizeof *worker; i++)
-        add(l, worker[i]);
+    RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options));
+    if (over_hosts) {
+        add_agent(l, options);
+        if (strcmp(RS_MPI, "openmpi") == 0)
+            return add_parts(l, options, world, console);
+        add_host_list(l, options, world, console);
+        return RS_OK;
+    }
+    if (!use_srun)
+        add_environment(l);
+    add(l, "-n");
+    add(l, l->ranks);
+    add_worker(l, options, world, console);
     return RS_OK;
 }

@@ -6,7 +6,7 @@
 #include "elastic/link.h"
 #include "train/train.h"
 
-#define LAUNCHER_ARGUMENTS 48
+#define LAUNCHER_ARGUMENTS (48 + 40 * RS_HOSTS)
 
 typedef struct launcher {
     const char *arguments[LAUNCHER_ARGUMENTS]; /* NULL-terminated; [0] is a path */
@@ -16,7 +16,8 @@ typedef struct launcher {
     char folder[RS_TRAIN_PATH];
     char ranks[16], width[16], type[32], world[16];
     char address[RS_LINK_ADDRESS];
-    char hosts[RS_HOSTS * (RS_HOST_NAME + 8)];
+    char words[RS_HOSTS * (RS_HOST_NAME + 32)]; /* of hosts and their ranks */
+    size_t used;
 } launcher;
 
 /* The world that is started. */
@@ -26,7 +27,7 @@ typedef struct launcher_world {
     bool ferry;
     const char *address;   /* of the supervisor, for its ranks */
     const rs_hosts *hosts; /* NULL, or without any: this one alone */
-    const int *counts;     /* ranks of each host */
+    const int *places;     /* the host of each rank */
 } launcher_world;
 
 /* Fills in the command line for `name` ("auto", "mpirun", "srun") and sets the thread counts in the

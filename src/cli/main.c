@@ -5,9 +5,10 @@
 #include "cli/commands.h"
 #include "reshard/version.h"
 
-static const cli_command *const commands[] = {&cmd_train, &cmd_switch, &cmd_scale, &cmd_cancel,
-    &cmd_status, &cmd_events, &cmd_save, &cmd_stop, &cmd_clean, &cmd_doctor, &cmd_plan, &cmd_layout,
-    &cmd_inspect, &cmd_show, &cmd_convert, &cmd_verify, &cmd_worker, &cmd_host, &cmd_ferry};
+static const cli_command *const commands[] = {&cmd_train, &cmd_switch, &cmd_scale, &cmd_drain,
+    &cmd_cancel, &cmd_status, &cmd_events, &cmd_save, &cmd_stop, &cmd_clean, &cmd_doctor, &cmd_plan,
+    &cmd_layout, &cmd_inspect, &cmd_show, &cmd_convert, &cmd_verify, &cmd_worker, &cmd_host,
+    &cmd_ferry};
 
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

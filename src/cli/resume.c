@@ -18,9 +18,9 @@
 
 #include "base/error.h"
 #include "cli/launch.h"
+#include "cli/rescue.h"
 #include "reshard/elastic.h"
 #include "reshard/native.h"
-#include "train/recover.h"
 
 typedef enum value_kind { PATH, TEXT, INTEGER, UNSIGNED, REAL, DTYPE } value_kind;
 
@@ -339,6 +339,13 @@ static rs_status attach(rs_train_options *o, fleet *hosts, const rs_recovery *fo
     return clear_former(o, hosts, false);
 }
 
+static bool same_layout(const char *a, const char *b)
+{
+    rs_layout one, two;
+    return rs_layout_parse(a, &one) == RS_OK && rs_layout_parse(b, &two) == RS_OK &&
+           rs_layout_equal(&one, &two);
+}
+
 rs_status resume_choose(rs_train_options *o, fleet *hosts)
 {
     rs_recovery found;
@@ -355,7 +362,16 @@ rs_status resume_choose(rs_train_options *o, fleet *hosts)
                 o->resume);
         return clear_former(o, hosts, true);
     }
-    rs_status status = rs_train_recover(o->job, FENCE_SECONDS, &found);
+    rescue r;
+    rs_status status = rescue_job(hosts, o->job, FENCE_SECONDS, &r);
+    found = r.found;
+    if (status == RS_OK && found.step >= saved && !same_layout(o->layout, found.layout))
+        status = rescue_on_one(hosts, o->job, &r, o->ranks) == RS_OK
+                     ? RS_OK
+                     : rs_error_set(RS_ERR_UNSUPPORTED,
+                           "it is on several hosts: go on in its layout, %s, and switch then",
+                           found.layout);
+    rescue_fini(&r);
     if (status == RS_OK && found.step >= saved)
         return attach(o, hosts, &found);
     if (status == RS_OK) {

@@ -16,19 +16,20 @@
  * kept.
  */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
-#include "base/clock.h"
 #include "base/crash.h"
+#include "base/clock.h"
 #include "base/error.h"
+#include "cli/rescue.h"
 #include "cli/resume.h"
 #include "cli/subject.h"
 #include "cli/supervisor.h"
 #include "elastic/scale.h"
-#include "train/recover.h"
 
 #define FENCE_SECONDS 10
 
@@ -77,11 +78,10 @@ static rs_status load_space(const supervisor *s, rs_space **space)
 }
 
 /* The layout for what is left after a slot was lost. */
-static rs_status choose_layout(supervisor *s, const char *former, char *out)
+static rs_status choose_layout(supervisor *s, const char *former, int left, char *out)
 {
     rs_layout layout, next;
     rs_space *space = NULL;
-    int left = s->active->ranks - 1;
     s->survival.lost++;
     RS_TRY(rs_layout_parse(former, &layout));
     RS_TRY(load_space(s, &space));
@@ -96,9 +96,9 @@ static rs_status choose_layout(supervisor *s, const char *former, char *out)
     rs_space_destroy(space);
     RS_TRY(status);
     rs_layout_format(&next, out);
-    fprintf(stderr,
-        "reshard train: a rank's place is lost, %d are left: going on in %s, %s; %d spare\n", left,
-        out, named ? "as --fallback says" : "which keeps tp, then pp, and shrinks dp",
+    fprintf(stderr, "reshard train: %s lost, %d are left: going on in %s, %s; %d spare\n",
+        left == s->active->ranks - 1 ? "a rank's place is" : "places of ranks are", left, out,
+        named ? "as --fallback says" : "which keeps tp, then pp, and shrinks dp",
         left - rs_layout_world(&next));
     return RS_OK;
 }
@@ -120,6 +120,7 @@ static void drop_active(supervisor *s)
     world_fini(w);
     free(w);
     s->stopped_rank[0] = '\0';
+    s->stopped_host = -1;
 }
 
 /* The dead world stays as what the next one takes over from. */
@@ -136,6 +137,7 @@ static void keep_active(supervisor *s)
         w->scheduled++;
     change_note(s, w, "died");
     s->stopped_rank[0] = '\0';
+    s->stopped_host = -1;
 }
 
 static bool can_go_on(const supervisor *s)
@@ -152,9 +154,9 @@ static bool can_go_on(const supervisor *s)
 static bool can_go_back(supervisor *s, rs_status status, const death *d, rs_recovery *found)
 {
     rs_record record;
-    bool gone =
-        status == RS_ERR_NOT_FOUND || status == RS_ERR_MALFORMED || status == RS_ERR_MISMATCH;
-    char why[1000];
+    bool gone = status == RS_ERR_NOT_FOUND || status == RS_ERR_MALFORMED ||
+                status == RS_ERR_MISMATCH || status == RS_ERR_UNSUPPORTED;
+    char why[900];
     snprintf(why, sizeof why, "%s", rs_error_message());
     int64_t saved = resume_newest(s->options);
     if (!gone || saved < 0) {
@@ -191,62 +193,111 @@ static bool try_again(supervisor *s)
     return true;
 }
 
-bool revive(supervisor *s)
+/* What is left of the places of ranks, after a slot was lost or hosts were; -1: all. */
+static int places_left(const supervisor *s, const rs_recovery *found, rs_fate fate)
+{
+    rs_layout layout;
+    int slots = s->fleet->count > 0 ? fleet_slots(s->fleet) : INT_MAX;
+    int left = fate == RS_FATE_WITHOUT_SLOT ? s->active->ranks - 1 : -1;
+    if (rs_layout_parse(found->layout, &layout) == RS_OK && slots < rs_layout_world(&layout))
+        left = left >= 0 && left < slots ? left : slots;
+    return left;
+}
+
+/* The layout to go on in; false with a verdict where there is none. Where it is another one and the
+ * arenas are on several hosts, and some are lost, it may have to be from a checkpoint. */
+static bool find_layout(supervisor *s, const death *d, rs_fate fate, rescue *r)
 {
     survival *v = &s->survival;
-    death d = {.text = "the world ended"};
-    rs_recovery found;
-    if (!can_go_on(s))
+    rs_layout layout;
+    snprintf(v->layout, sizeof v->layout, "%s", r->found.layout);
+    int left = places_left(s, &r->found, fate);
+    if (left < 0)
+        return true;
+    if (r->unpublished > 0 && fleet_slots(s->fleet) >= r->found.world)
+        return true; /* as it is once more: only so can parameters be published */
+    rs_status status = choose_layout(s, r->found.layout, left, v->layout);
+    if (status != RS_OK) {
+        snprintf(s->verdict, sizeof s->verdict, "%s; nothing fits what is left: %s", d->text,
+            rs_error_message());
         return false;
-    if (s->active->bereft)
-        return try_again(s);
-    v->died = rs_wall_seconds();
-    supervisor_death(s, d.text, sizeof d.text, &d.first, &d.own);
-    rs_status status = rs_train_recover(s->options->job, FENCE_SECONDS, &found);
-    if (status != RS_OK && !can_go_back(s, status, &d, &found))
-        return false;
-    rs_crash_point("revive.recovered");
-    rs_fate fate = judge(s, &d, found.step);
-    if (is_enough(s, &d, found.step, fate))
-        return false;
-    v->generation = found.generation;
-    snprintf(v->former, sizeof v->former, "%s", found.layout);
-    snprintf(v->layout, sizeof v->layout, "%s", found.layout);
-    if (fate == RS_FATE_WITHOUT_SLOT) {
-        status = choose_layout(s, found.layout, v->layout);
-        if (status != RS_OK) {
-            snprintf(s->verdict, sizeof s->verdict, "%s; nothing fits what is left: %s", d.text,
-                rs_error_message());
-            return false;
-        }
     }
-    v->scheduled = found.generation >= 0 ? s->active->scheduled : 0;
-    v->when = cli_now() + rs_survival_pause(&v->deaths);
-    if (found.lost > 0)
+    if (r->found.generation < 0 || strcmp(v->layout, r->found.layout) == 0 ||
+        rs_layout_parse(v->layout, &layout) != RS_OK)
+        return true;
+    /* Where all arenas are there a world takes them over wherever they are. */
+    if (r->found.lost > 0 || r->unpublished > 0)
+        status = rescue_on_one(s->fleet, s->options->job, r, rs_layout_world(&layout));
+    return status == RS_OK || can_go_back(s, status, d, &r->found);
+}
+
+/* Removes the state in memory, which is not gone on from. */
+static bool drop_state(supervisor *s, const death *d)
+{
+    fleet_sweep(s->fleet, true);
+    if (launch_drop_state(s->options) == RS_OK)
+        return true;
+    snprintf(s->verdict, sizeof s->verdict, "%s; what it left in memory cannot be removed: %s",
+        d->text, rs_error_message());
+    return false;
+}
+
+static void tell_restart(const rs_recovery *found, const death *d, int restarts)
+{
+    if (found->lost > 0)
         fprintf(stderr,
             "reshard train: the arenas of %s are gone; all that they held is in others too\n",
-            found.lost_ranks);
-    if (found.generation >= 0)
+            found->lost_ranks);
+    if (found->generation >= 0)
         fprintf(stderr,
-            "reshard train: %s after step %" PRId64 "; going on from there (restart %d)\n", d.text,
-            found.step, v->deaths.restarts);
+            "reshard train: %s after step %" PRId64 "; going on from there (restart %d)\n", d->text,
+            found->step, restarts);
     else
-        fprintf(stderr, "reshard train: %s; going on from step %" PRId64 " (restart %d)\n", d.text,
-            found.step, v->deaths.restarts);
-    note_restart(s, &found, &d);
-    if (found.generation < 0 && (status = launch_drop_state(s->options)) != RS_OK) {
-        snprintf(s->verdict, sizeof s->verdict, "%s; what it left in memory cannot be removed: %s",
-            d.text, rs_error_message());
+        fprintf(stderr, "reshard train: %s; going on from step %" PRId64 " (restart %d)\n", d->text,
+            found->step, restarts);
+}
+
+static bool go_on(supervisor *s, const death *d, rescue *r)
+{
+    survival *v = &s->survival;
+    const rs_recovery *found = &r->found;
+    rs_fate fate = judge(s, d, found->step);
+    if (is_enough(s, d, found->step, fate) || !find_layout(s, d, fate, r))
         return false;
-    }
+    v->generation = found->generation;
+    snprintf(v->former, sizeof v->former, "%s", found->layout);
+    v->scheduled = found->generation >= 0 ? s->active->scheduled : 0;
+    v->when = cli_now() + rs_survival_pause(&v->deaths);
+    tell_restart(found, d, v->deaths.restarts);
+    note_restart(s, found, d);
+    if (found->generation < 0 && !drop_state(s, d))
+        return false;
     /* Another layout, and all arenas are there: as from a world that lives. */
-    v->takes_over = found.generation >= 0 && found.lost == 0 && strcmp(v->layout, v->former) != 0;
+    v->takes_over = found->generation >= 0 && found->lost == 0 && strcmp(v->layout, v->former) != 0;
     if (v->takes_over)
         keep_active(s);
     else
         drop_active(s);
     v->pending = true;
     return true;
+}
+
+bool revive(supervisor *s)
+{
+    death d = {.text = "the world ended"};
+    rescue r;
+    if (!can_go_on(s))
+        return false;
+    if (s->active->bereft)
+        return try_again(s);
+    s->survival.died = rs_wall_seconds();
+    supervisor_death(s, d.text, sizeof d.text, &d.first, &d.own);
+    rs_status status = rescue_job(s->fleet, s->options->job, FENCE_SECONDS, &r);
+    bool can = status == RS_OK || can_go_back(s, status, &d, &r.found);
+    rs_crash_point("revive.recovered");
+    can = can && go_on(s, &d, &r);
+    rescue_fini(&r);
+    return can;
 }
 
 /* Its processes are gone, its memory is at a step's end: a world that sleeps. */
@@ -259,6 +310,7 @@ static void begin_change(supervisor *s)
     json_decref(s->pull);
     s->pull = json_pack(
         "{s:s,s:I,s:f}", "do", "pull", "step", (json_int_t)v->deaths.step, "paused", v->died);
+    s->fleet->near_count = 0;
     change_event(s, RS_HANDOVER_BEREFT);
 }
 
@@ -279,6 +331,7 @@ void revive_tend(supervisor *s)
     if (status == RS_OK)
         status = supervisor_start(
             s, v->layout, rs_layout_world(&layout), NULL, v->scheduled, &s->active);
+    s->fleet->near_count = 0;
     if (status != RS_OK) {
         snprintf(s->verdict, sizeof s->verdict, "no world to go on with: %s", rs_error_message());
         return;

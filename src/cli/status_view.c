@@ -51,6 +51,9 @@ void status_add_worlds(const char *job, json_t *status)
     rs_text_fini(&path);
     json_t *worlds = json_object_get(root, "worlds");
     json_object_set_new(status, "worlds", worlds != NULL ? json_incref(worlds) : json_array());
+    const json_t *hosts = json_object_get(root, "hosts");
+    json_object_set_new(
+        status, "hosts", hosts != NULL ? json_incref((json_t *)(uintptr_t)hosts) : json_array());
     const char *change = json_string_value(json_object_get(root, "change"));
     json_object_set_new(status, "change", json_string(change != NULL ? change : "idle"));
     json_decref(root);
@@ -82,6 +85,17 @@ static void print_worlds(const json_t *worlds)
         for (size_t h = 0; h < json_array_size(hosts); h++)
             printf("%s%s", h == 0 ? " on " : ", ", text_of(json_array_get(hosts, h), "host"));
         printf(": %s\n", text_of(w, "layout"));
+    }
+}
+
+static void print_hosts(const json_t *hosts)
+{
+    for (size_t i = 0; i < json_array_size(hosts); i++) {
+        const json_t *h = json_array_get(hosts, i);
+        printf("host      %s: %" PRId64 " rank%s, %" PRId64 " slot%s%s\n", text_of(h, "host"),
+            int_of(h, "ranks"), int_of(h, "ranks") == 1 ? "" : "s", int_of(h, "slots"),
+            int_of(h, "slots") == 1 ? "" : "s",
+            json_is_true(json_object_get(h, "reached")) ? "" : ", cannot be reached");
     }
 }
 
@@ -148,5 +162,7 @@ void status_view(const char *job, const json_t *status)
         printf("message   %s\n", text_of(status, "message"));
     if (running)
         print_worlds(json_object_get(status, "worlds"));
+    if (running)
+        print_hosts(json_object_get(status, "hosts"));
     print_switches(json_object_get(status, "switches"));
 }

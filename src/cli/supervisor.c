@@ -46,15 +46,14 @@ rs_status supervisor_start(
         json_decref(from);
         return rs_error_memory(sizeof *w);
     }
+    w->pipes[0] = w->pipes[1] = -1;
     w->number = ++s->numbers;
     w->ranks = ranks;
     w->generation = (w->number - 1) * RS_WORLD_GENERATIONS;
     w->from = from;
     w->scheduled = scheduled;
     snprintf(w->layout, sizeof w->layout, "%s", layout);
-    rs_status status = RS_OK;
-    if (s->fleet->count > 0)
-        status = rs_hosts_place(&s->fleet->file, ranks, w->counts);
+    rs_status status = fleet_place(s->fleet, ranks, &w->places);
     if (status == RS_OK)
         status =
             world_start(w, s->launch, &s->fleet->file, rs_listener_address(s->fleet->listener));
@@ -111,6 +110,25 @@ static void forget_stranger(supervisor *s, int i)
     s->strangers[i] = s->strangers[--s->stranger_count];
 }
 
+static bool is_used(const world *w, int host)
+{
+    for (int r = 0; w != NULL && w->places != NULL && r < w->ranks; r++)
+        if (w->places[r] == host)
+            return true;
+    return false;
+}
+
+/* A host can be reached again. What the job has there, if no world is on it, is of a world that
+ * went on without it: it goes, with processes that may still wait. */
+static void greet_host(supervisor *s, int host)
+{
+    if (is_used(s->active, host) || is_used(s->other, host) || s->survival.pending)
+        return;
+    fleet_tell_one(&s->fleet->hosts[host], json_pack("{s:s,s:b}", "do", "sweep", "state", 1));
+    fprintf(stderr, "reshard train: host %s can be reached again\n", s->fleet->hosts[host].name);
+    change_note_worlds(s);
+}
+
 /* A connection that has not said who it is: its first word must be a hello. */
 static void hear_stranger(supervisor *s, int i)
 {
@@ -123,7 +141,9 @@ static void hear_stranger(supervisor *s, int i)
     const char *what = json_string_value(json_object_get(word, "say"));
     world *w = find_world(s, (int)json_integer_value(json_object_get(word, "world")));
     if (status == RS_OK && what != NULL && strcmp(what, "host") == 0) {
-        if (!fleet_join(s->fleet, word, link))
+        if (fleet_join(s->fleet, word, link))
+            greet_host(s, fleet_find(s->fleet, json_string_value(json_object_get(word, "host"))));
+        else
             rs_link_close(link);
     } else if (status != RS_OK || what == NULL || strcmp(what, "hello") != 0 || w == NULL ||
                w->host_count == WORLD_HOSTS) {
@@ -163,6 +183,14 @@ static void begin_stop(supervisor *s)
     json_decref(word);
 }
 
+void supervisor_stop(supervisor *s, int number)
+{
+    if (s->stops++ > 0)
+        return;
+    s->stop_signal = number;
+    begin_stop(s);
+}
+
 static void use_force(supervisor *s)
 {
     s->stop_limit = 0;
@@ -198,11 +226,13 @@ static void take_signal(supervisor *s)
         reap(s);
         return;
     }
-    s->stop_signal = (int)info.ssi_signo;
-    if (s->stops++ == 0)
-        begin_stop(s);
-    else
+    if (s->stops > 0) {
+        s->stops++;
+        s->stop_signal = (int)info.ssi_signo;
         use_force(s);
+    } else {
+        supervisor_stop(s, (int)info.ssi_signo);
+    }
 }
 
 /* ---- signs of life ---- */
@@ -211,7 +241,11 @@ static void take_signal(supervisor *s)
 static void end_stopped(supervisor *s)
 {
     long process = 0;
-    if (sscanf(s->stopped_rank, "process %ld", &process) == 1 && process > 0)
+    fleet_host *host = s->stopped_host >= 0 ? &s->fleet->hosts[s->stopped_host] : NULL;
+    bool known = sscanf(s->stopped_rank, "process %ld", &process) == 1 && process > 0;
+    if (known && host != NULL && !host->here)
+        fleet_tell_one(host, json_pack("{s:s,s:I}", "do", "kill", "process", (json_int_t)process));
+    else if (known)
         kill((pid_t)process, SIGKILL);
     s->active->deadline = cli_now() + 1;
 }
@@ -292,7 +326,8 @@ static void serve(supervisor *s, const struct pollfd *fds, const source *sources
 /* What the clock brings. */
 static void tend(supervisor *s)
 {
-    fleet_tend(s->fleet);
+    fleet_tend(s->fleet, s->launch->heartbeat);
+    drain_tend(s);
     change_tend(s);
     revive_tend(s);
     check_beats(s);
@@ -510,6 +545,7 @@ static rs_status begin(supervisor *s)
         return rs_error_errno(errno, "signalfd");
     RS_TRY(rs_control_open(s->options->job, &s->control));
     RS_TRY(supervisor_start(s, s->options->layout, s->options->ranks, NULL, 0, &s->active));
+    s->fleet->near_count = 0;
     rs_crash_point("started");
     if (s->options->attach >= 0)
         s->active->attach = json_pack("{s:i,s:s,s:I}", "generation", s->options->attach, "layout",
@@ -536,7 +572,12 @@ static void end(supervisor *s)
 
 int launch_run(const launch *l)
 {
-    supervisor s = {.launch = l, .fleet = l->fleet, .options = l->options, .signals = -1};
+    supervisor s = {.launch = l,
+        .fleet = l->fleet,
+        .options = l->options,
+        .signals = -1,
+        .stopped_host = -1,
+        .draining = -1};
     int code = CLI_FAILURE;
     /* A world that begins from arenas makes its own in generations of their own. */
     if (l->options->attach >= 0)

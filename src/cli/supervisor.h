@@ -6,6 +6,7 @@
 
 #include <jansson.h>
 #include <stdbool.h>
+#include <time.h>
 
 #include "cli/fleet.h"
 #include "cli/launch.h"
@@ -63,6 +64,16 @@ typedef struct supervisor {
     bool stopping;
     double stop_limit;
     char stopped_rank[160]; /* the process that showed no sign of life; "" */
+    int stopped_host;       /* of the fleet; -1: here, or unknown */
+    int draining;           /* host that the change under way leaves; -1 */
+    int drained_slots;      /* that it had */
+    int drain_host;         /* that a request asked to leave, which the active world has now */
+    char drain_request[RS_CONTROL_NAME];
+    bool drain_own;             /* nobody asked */
+    double drain_when;          /* the next one of its own may be asked for */
+    bool leaving[RS_HOSTS];     /* hosts that are to be left, as the file of hosts says */
+    struct timespec hosts_time; /* of the file, as it was read last */
+    double hosts_when;
     survival survival;
     char verdict[1400]; /* why the job has ended, where nothing else says it; "" */
 } supervisor;
@@ -84,17 +95,23 @@ void change_cancel(supervisor *s, const char *why);
 /* Gives up the change under way because of what the new world or its ferry met. */
 void change_give_up(supervisor *s, const char *why);
 
+/* JOB/worlds.json. */
+void change_note_worlds(const supervisor *s);
+
 /* JOB/worlds.json and a line of metrics.jsonl. */
 void change_note(supervisor *s, const world *w, const char *stage);
+
+/* Asks the active world, in the supervisor's own name, if it listens. */
+void change_ask(supervisor *s, rs_control_kind kind, const char *text);
 
 /* Appends an event to metrics.jsonl; `event` is consumed. */
 void change_write(const supervisor *s, json_t *event);
 
 /* ---- ferry.c ---- */
 
-/* The host of each of a world's ranks, by a number; `counts`: ranks on each of the job's hosts.
+/* The host of each of a world's ranks, by a number; `places`: that of the job's hosts, or NULL.
  * free() it. */
-rs_status ferry_hosts(const supervisor *s, const int *counts, int ranks, int **out) RS_MUST_CHECK;
+rs_status ferry_hosts(const supervisor *s, const int *places, int ranks, int **out) RS_MUST_CHECK;
 
 /* The new world has planned; so many bytes change host. Starts a ferry, if one is needed. */
 void ferry_begin(supervisor *s, int64_t bytes);
@@ -111,6 +128,27 @@ void ferry_end(supervisor *s);
 void ferry_word(supervisor *s, world_host *host, const json_t *word);
 void ferry_tend(supervisor *s);
 
+/* ---- drain.c ---- */
+
+/* Somebody wants the job to leave a host. True: `slots` are left elsewhere, and the active world is
+ * to be asked for a layout that fits; else it was answered. */
+bool drain_asked(supervisor *s, const rs_control_request *request, int *slots);
+
+/* The active world wants another one for this request: if it is one to leave a host, that has no
+ * slots from here on. */
+void drain_begin(supervisor *s, const char *request);
+
+/* The ranks of a host (-1: of this one) were sent a signal to end: the job leaves the host, or ends
+ * where there is no other. */
+void drain_told(supervisor *s, int host);
+
+/* The file of hosts was changed: new hosts are reached, those that are gone, or have no slots any
+ * more, are left. To be called every now and then. */
+void drain_tend(supervisor *s);
+
+/* The change that was to leave a host has ended: the host is left, or used as before. */
+void drain_end(supervisor *s, bool done);
+
 /* ---- revive.c ---- */
 
 /* The active world has ended, and no other is there. True: the job goes on from its arenas. */
@@ -125,6 +163,9 @@ void revive_tend(supervisor *s);
 void vigil_tend(supervisor *s);
 
 /* ---- supervisor.c ---- */
+
+/* The job ends after its step, as on this signal. */
+void supervisor_stop(supervisor *s, int number);
 
 /* How the first rank ended that ended wrongly: "rank 1 (process 12 on host) was killed by signal 9
  * (Killed)"; false if nothing is known. `own` (may be NULL): it was its own fault. */

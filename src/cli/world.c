@@ -107,7 +107,7 @@ rs_status world_start(world *w, const launch *l, const rs_hosts *hosts, const ch
         .ferry = w->ferry,
         .address = address,
         .hosts = hosts,
-        .counts = w->counts};
+        .places = w->places};
     RS_TRY(launcher_prepare(&w->how, l->launcher, l->options, &place, l->console, l->width));
     return start_process(w);
 }
@@ -121,6 +121,7 @@ void world_fini(world *w)
     }
     for (int h = 0; h < w->host_count; h++)
         rs_link_close(w->hosts[h].link);
+    free(w->places);
     json_decref(w->from);
     json_decref(w->attach);
     json_decref(w->stands);

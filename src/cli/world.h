@@ -61,11 +61,11 @@ typedef struct world {
     double lost;   /* since when one of them is known to have ended; 0: none */
     world_host hosts[WORLD_HOSTS];
     int host_count;
-    int counts[RS_HOSTS];  /* ranks on each of the job's hosts, where it names some */
+    int *places;           /* the host of each rank, where the job has several; else NULL */
     char tail[TAIL_BYTES]; /* the last that its ranks wrote to standard error */
 } world;
 
-/* Starts the launcher of a world whose number, ranks, layout, origin and counts are set. */
+/* Starts the launcher of a world whose number, ranks, layout, origin and places are set. */
 rs_status world_start(
     world *w, const launch *l, const rs_hosts *hosts, const char *address) RS_MUST_CHECK;
 void world_fini(world *w);

@@ -143,16 +143,28 @@ int rs_hosts_slots(const rs_hosts *hosts)
     return slots;
 }
 
-rs_status rs_hosts_place(const rs_hosts *hosts, int ranks, int counts[RS_HOSTS])
+rs_status rs_hosts_place(const rs_hosts *hosts, int ranks, const int *near, int *out)
 {
-    int left = ranks;
-    for (int h = 0; h < RS_HOSTS; h++) {
-        int slots = h < hosts->count ? hosts->items[h].slots : 0;
-        counts[h] = left < slots ? left : slots;
-        left -= counts[h];
-    }
-    if (left > 0)
+    int left[RS_HOSTS], next = 0;
+    if (ranks > rs_hosts_slots(hosts))
         return rs_error_set(RS_ERR_BUDGET, "%d ranks are wanted, and the hosts have %d slots",
             ranks, rs_hosts_slots(hosts));
+    for (int h = 0; h < hosts->count; h++)
+        left[h] = hosts->items[h].slots;
+    for (int r = 0; r < ranks; r++) {
+        int host = near != NULL ? near[r] : -1;
+        bool fits = host >= 0 && host < hosts->count && left[host] > 0;
+        out[r] = fits ? host : -1;
+        if (fits)
+            left[host]--;
+    }
+    for (int r = 0; r < ranks; r++) {
+        if (out[r] >= 0)
+            continue;
+        while (left[next] == 0)
+            next++;
+        out[r] = next;
+        left[next]--;
+    }
     return RS_OK;
 }

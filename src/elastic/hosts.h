@@ -34,9 +34,12 @@ rs_status rs_hosts_read(const char *path, rs_hosts *out) RS_MUST_CHECK;
 /* A host with slots=0 takes no ranks. */
 int rs_hosts_slots(const rs_hosts *hosts);
 
-/* How many of `ranks` ranks each host gets: from the first on, as many as it has slots. So the
- * ranks of a host follow each other. RS_ERR_BUDGET: there are too few slots. */
-rs_status rs_hosts_place(const rs_hosts *hosts, int ranks, int counts[RS_HOSTS]) RS_MUST_CHECK;
+/*
+ * The host of each of `ranks` ranks, as an index, to `out`. Rank r goes to host near[r], if `near`
+ * is not NULL, near[r] is not -1 and there is a slot left; all others to the slots that are left
+ * then, from the first host on. RS_ERR_BUDGET: there are too few slots.
+ */
+rs_status rs_hosts_place(const rs_hosts *hosts, int ranks, const int *near, int *out) RS_MUST_CHECK;
 
 /* True if both name the same host: alike, or alike up to the first dot where one has no domain. */
 bool rs_host_is(const char *name, const char *other);

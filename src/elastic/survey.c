@@ -65,9 +65,11 @@ static rs_status look(rs_keeper *keeper, int generation, int rank, rs_survey *s)
     if (status != RS_ERR_NOT_FOUND && status != RS_ERR_MALFORMED && status != RS_ERR_MISMATCH)
         return status;
     standing->lost = true;
-    if (s->lost++ == 0)
+    if (s->lost++ == 0) {
+        s->verdict = status;
         snprintf(s->reason, sizeof s->reason, "%s", rs_error_message());
-    return s->lost < s->world ? RS_OK : status;
+    }
+    return RS_OK;
 }
 
 /* The step to which all that are there can be taken. */
@@ -97,7 +99,7 @@ static rs_status check(const rs_standing *s, int rank, int64_t step)
         rank, s->ready, s->updating, s->step, s->derived, step);
 }
 
-rs_status rs_elastic_survey(rs_keeper *keeper, int generation, int world, rs_survey *out)
+rs_status rs_elastic_look(rs_keeper *keeper, int generation, int world, rs_survey *out)
 {
     rs_survey s = {.world = world};
     rs_status status = RS_OK;
@@ -108,17 +110,37 @@ rs_status rs_elastic_survey(rs_keeper *keeper, int generation, int world, rs_sur
         return rs_error_memory((size_t)world * sizeof *s.standings);
     for (int r = 0; r < world; r++)
         RS_TRY_GOTO(look(keeper, generation, r, &s), fail);
-    s.step = find_step(&s);
-    for (int r = 0; r < world; r++) {
-        if (s.standings[r].lost)
-            continue;
-        RS_TRY_GOTO(check(&s.standings[r], r, s.step), fail);
-        s.behind += s.standings[r].step < s.step;
-    }
     *out = s;
     return RS_OK;
 fail:
     rs_survey_fini(&s);
+    return status;
+}
+
+rs_status rs_survey_judge(rs_survey *s)
+{
+    if (s->lost == s->world)
+        return rs_error_set(s->verdict, "%s", s->reason);
+    s->step = find_step(s);
+    s->behind = 0;
+    for (int r = 0; r < s->world; r++) {
+        if (s->standings[r].lost)
+            continue;
+        RS_TRY(check(&s->standings[r], r, s->step));
+        s->behind += s->standings[r].step < s->step;
+    }
+    return RS_OK;
+}
+
+rs_status rs_elastic_survey(rs_keeper *keeper, int generation, int world, rs_survey *out)
+{
+    rs_survey s = {0};
+    RS_TRY(rs_elastic_look(keeper, generation, world, &s));
+    rs_status status = rs_survey_judge(&s);
+    if (status == RS_OK)
+        *out = s;
+    else
+        rs_survey_fini(&s);
     return status;
 }
 

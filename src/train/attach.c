@@ -11,6 +11,9 @@
  * others. Under the same layout the ranks that lack one make it anew in the same generation: one
  * plan in which all others keep what they have. Until it is committed it is nobody's state, so
  * being killed meanwhile changes nothing.
+ *
+ * Of a former world on several hosts, parameters may be behind that a rank keeps and one on another
+ * host updates: they are published again, as after every step.
  */
 #include "train/attach.h"
 
@@ -41,12 +44,17 @@ bool rs_attaches_alike(const rs_job *job)
            rs_layout_equal(&former, &layout);
 }
 
-/* Whether a ledger says that the rank's state is whole at the step of all. */
-static bool is_whole(const rs_ledger *ledger, int64_t step)
+/* Whether a ledger says that the rank's own state is whole at the step of all. */
+static bool is_at(const rs_ledger *ledger, int64_t step)
 {
     return rs_ledger_get(ledger, RS_LEDGER_UPDATING) == step &&
-           rs_ledger_get(ledger, RS_LEDGER_STEP) == step &&
-           rs_ledger_get(ledger, RS_LEDGER_DERIVED) == step;
+           rs_ledger_get(ledger, RS_LEDGER_STEP) == step;
+}
+
+/* And all that follows from the state of others. */
+static bool is_whole(const rs_ledger *ledger, int64_t step)
+{
+    return is_at(ledger, step) && rs_ledger_get(ledger, RS_LEDGER_DERIVED) == step;
 }
 
 rs_status rs_attach_begin(rs_job *job)
@@ -55,8 +63,7 @@ rs_status rs_attach_begin(rs_job *job)
     const rs_optimizer *optimizer = rs_train_optimizer(o);
     rs_layout layout = job->state.layout;
     rs_status status = rs_twophase_attach(&job->state, optimizer, job->keeper, job->generation);
-    if (status == RS_OK &&
-        (job->state.ledger == NULL || is_whole(job->state.ledger, o->attach_step)))
+    if (status == RS_OK && (job->state.ledger == NULL || is_at(job->state.ledger, o->attach_step)))
         return RS_OK;
     if (status != RS_OK && status != RS_ERR_NOT_FOUND)
         return status;
@@ -368,6 +375,25 @@ rs_status rs_attach_state(rs_job *job)
         RS_TRY(attach_otherwise(job, &bytes));
     MPI_Allreduce(&bytes, &all, 1, MPI_INT64_T, MPI_SUM, job->comm);
     return rs_job_agree(job, job->rank == 0 ? settle_directory(job, all) : RS_OK);
+}
+
+bool rs_attach_is_behind(const rs_job *job)
+{
+    const rs_ledger *ledger = job->state.ledger;
+    return rs_attaches_alike(job) && ledger != NULL && is_at(ledger, job->step) &&
+           !is_whole(ledger, job->step);
+}
+
+void rs_attach_derive(rs_job *job)
+{
+    bool mine = rs_attach_is_behind(job), any;
+    if (!rs_attaches_alike(job))
+        return;
+    MPI_Allreduce(&mine, &any, 1, MPI_C_BOOL, MPI_LOR, job->comm);
+    if (any && job->trainer != NULL)
+        rs_trainer_publish(job->trainer);
+    if (mine)
+        rs_ledger_settle(job->state.ledger, job->step);
 }
 
 rs_status rs_attach_settle(rs_job *job)

@@ -361,6 +361,12 @@ rs_status rs_control_save(
     return ask(job, "save", NULL, false, wait, progress, context, reply);
 }
 
+rs_status rs_control_drain(const char *job, const char *host, bool wait,
+    rs_control_progress progress, void *context, char **reply)
+{
+    return ask_with(job, "drain", host, false, wait, progress, context, reply);
+}
+
 rs_status rs_control_scale(const char *job, const char *ranks, bool wait,
     rs_control_progress progress, void *context, char **reply)
 {
@@ -476,7 +482,7 @@ static bool oldest(const char *job, char *name)
     return found;
 }
 
-static const char *const kinds[] = {"switch", "stop", "save", "scale", "cancel"};
+static const char *const kinds[] = {"switch", "stop", "save", "scale", "cancel", "drain"};
 
 const char *rs_control_kind_name(rs_control_kind kind)
 {
@@ -509,7 +515,8 @@ static bool take(const char *job, const char *name, rs_control_request *out)
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "%s", name);
     bool known = kind != NULL && rs_control_kind_parse(kind, &out->kind) == RS_OK;
-    if (known && (out->kind == RS_CONTROL_SWITCH || out->kind == RS_CONTROL_SCALE)) {
+    if (known && out->kind != RS_CONTROL_STOP && out->kind != RS_CONTROL_SAVE &&
+        out->kind != RS_CONTROL_CANCEL) {
         known = layout != NULL && strlen(layout) < RS_CONTROL_LAYOUT;
         snprintf(out->layout, sizeof out->layout, "%s", known ? layout : "");
         out->new_world = json_is_true(json_object_get(root, "new_world"));

@@ -58,6 +58,12 @@ rs_status rs_control_renew(const char *job, const char *layout, bool wait,
 rs_status rs_control_scale(const char *job, const char *ranks, bool wait,
     rs_control_progress progress, void *context, char **reply) RS_MUST_CHECK;
 
+/* Asks the job to leave the host `host`: its ranks go to other hosts, or are fewer. Waits until no
+ * process of it is there. RS_ERR_ARGUMENT: no such host, or no other that has room. Otherwise as
+ * rs_control_switch. */
+rs_status rs_control_drain(const char *job, const char *host, bool wait,
+    rs_control_progress progress, void *context, char **reply) RS_MUST_CHECK;
+
 /* Asks the job to give up the world that it is building. RS_ERR_ARGUMENT: there is none. */
 rs_status rs_control_cancel(const char *job) RS_MUST_CHECK;
 
@@ -78,8 +84,10 @@ typedef enum rs_control_kind {
     RS_CONTROL_SWITCH = 0,
     RS_CONTROL_STOP,
     RS_CONTROL_SAVE,
-    RS_CONTROL_SCALE, /* another number of ranks: `layout` is "+2", "-2" or "6" */
-    RS_CONTROL_CANCEL /* no new world after all */
+    RS_CONTROL_SCALE,  /* another number of ranks: `layout` is "+2", "-2" or "6" */
+    RS_CONTROL_CANCEL, /* no new world after all */
+    RS_CONTROL_DRAIN   /* leave a host: `layout` is its name, handed on to a world: the number of
+                          ranks that have room elsewhere */
 } rs_control_kind;
 
 #define RS_CONTROL_NAME 192

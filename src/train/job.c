@@ -133,7 +133,8 @@ static rs_status begin_state(rs_job *job)
     RS_TRY(rs_saver_create(job, &job->saver));
     if (job->state.arena == NULL)
         return RS_OK;
-    rs_ledger_settle(job->state.ledger, job->step);
+    if (!rs_attach_is_behind(job))
+        rs_ledger_settle(job->state.ledger, job->step);
     return rs_arena_commit(job->state.arena, job->step);
 }
 
@@ -184,6 +185,7 @@ static rs_status set_up(rs_job *job)
     while (!rs_world_build(&job->world))
         continue;
     RS_TRY(rs_job_agree(job, begin_trainer(job)));
+    rs_attach_derive(job);
     if (!is_guest(job))
         return RS_OK;
     RS_TRY(rs_takeover_run(job));

@@ -64,6 +64,13 @@ typedef struct verdict {
     rs_order order;
 } verdict;
 
+/* True if a signal tells this rank that the job is to end. */
+static bool is_told_to_end(const rs_job *job)
+{
+    const rs_member *member = job->options->member;
+    return rs_signals_caught() && (member == NULL || !rs_member_moves_away(member));
+}
+
 /* An idle rank's word to rank 0. */
 typedef struct report {
     int signalled;
@@ -142,6 +149,19 @@ static bool is_orphan(rs_job *job)
     return !rs_control_is_claimed(job->options->job, NULL);
 }
 
+/* A supervisor on another host that does not answer may count this world as lost and have another
+ * one go on: from here on it writes nothing any more. */
+static void end_unheard(rs_job *job, bool orphan)
+{
+    const rs_member *member = job->options->member;
+    if (member == NULL || rs_member_holds(member) ||
+        (orphan && !rs_control_is_claimed(job->options->job, NULL)))
+        return;
+    fprintf(stderr, "reshard worker: the supervisor does not answer: this world ends, its state "
+                    "stays in memory\n");
+    MPI_Abort(job->comm, 1);
+}
+
 /*
  * The supervisor is gone, and the step is whole: the state waits in memory for a new owner, who
  * ends these processes before he reads it. If none comes in time, the job ends as it would on
@@ -173,8 +193,9 @@ static rs_status decide(rs_job *job, bool ready, rs_order *order)
     rs_next *next = &job->next;
     read_reports(job);
     RS_TRY(rs_requests_take(job, order));
-    bool last = order->step >= job->options->steps;
-    if (is_orphan(job) && !job->signalled && !job->stop_asked) {
+    bool last = order->step >= job->options->steps, orphan = is_orphan(job);
+    end_unheard(job, orphan);
+    if (orphan && !job->signalled && !job->stop_asked) {
         order->kind = RS_ORDER_WAIT;
         order->more = true;
         return RS_OK;
@@ -226,7 +247,7 @@ static rs_status hear(rs_job *job, rs_order *order)
     memset(order, 0, sizeof *order);
     order->step = job->step;
     if (job->rank == 0) {
-        job->signalled = job->signalled || rs_signals_caught();
+        job->signalled = job->signalled || is_told_to_end(job);
         RS_TRY(decide(job, false, order));
     }
     rs_comm_broadcast(job->world.all, 0, order, sizeof *order);
@@ -244,9 +265,9 @@ static void wait_for_order(rs_job *job, rs_order *order)
             break;
         bool ready = next->pending && rs_switch_touch(job, IDLE_TOUCH);
         bool told = !ready || next->reported;
-        if (!told || job->signalled != rs_signals_caught()) {
+        if (!told || job->signalled != is_told_to_end(job)) {
             next->reported = ready;
-            job->signalled = rs_signals_caught();
+            job->signalled = is_told_to_end(job);
             report r = {job->signalled, told ? 0 : next->number};
             rs_comm_send(job->orders, 0, TAG_REPORT, &r, sizeof r);
         } else if (!next->pending || next->touched || ready) {
@@ -350,7 +371,7 @@ static rs_status train_step(rs_job *job, rs_order *order)
         mine.ready = rs_switch_touch(job, TOUCH_SHARE * job->step_seconds);
     else
         rs_saver_ahead(job, TOUCH_SHARE * job->step_seconds);
-    mine.signalled = rs_signals_caught();
+    mine.signalled = is_told_to_end(job);
     mine.written = rs_saver_written(job->saver);
     RS_TRY(rs_trainer_gradients(job->trainer, step, &mine.loss, &mine.square));
     mine.routing = rs_trainer_routing(job->trainer);

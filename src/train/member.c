@@ -24,6 +24,7 @@
 #include "elastic/board.h"
 #include "elastic/link.h"
 #include "train/comm.h"
+#include "train/signals.h"
 
 #define BEAT_MS 250
 #define BEATS_PER_WORD 4 /* marks of the board per beat on the stream */
@@ -42,7 +43,17 @@ struct rs_member {
     bool beating;
     atomic_bool stop;
     atomic_bool orphan;
+    bool moves;   /* the job has other hosts */
+    double lease; /* seconds; 0: none is needed */
+    double lent;  /* when the beat was sent that was answered last */
 };
+
+static double now_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* ---- beats ---- */
 
@@ -57,8 +68,9 @@ static void send_beat(rs_member *m)
             rank = r;
         }
     }
-    json_t *beat = json_pack("{s:s,s:f,s:I}", "say", "beat", "age", oldest, "process",
-        (json_int_t)rs_board_process(m->board, rank));
+    json_t *beat = json_pack("{s:s,s:f,s:I,s:f,s:b}", "say", "beat", "age", oldest, "process",
+        (json_int_t)rs_board_process(m->board, rank), "sent", now_seconds(), "signalled",
+        rs_signals_caught());
     if (beat != NULL && rs_link_send(m->link, beat) != RS_OK)
         atomic_store(&m->orphan, true);
     json_decref(beat);
@@ -223,6 +235,9 @@ rs_status rs_member_join(const char *job, const char *address, int world, const 
     RS_TRY_GOTO(rs_comm_agree(comm, connect_leader(m, job, address, world, &welcome)), done);
     RS_TRY_GOTO(share(m, &welcome), done);
     RS_TRY_GOTO(rs_comm_agree(comm, parse_world(welcome, &m->world)), done);
+    m->moves = json_is_true(json_object_get(welcome, "moves"));
+    m->lease = json_number_value(json_object_get(welcome, "lease"));
+    m->lent = now_seconds();
     RS_TRY_GOTO(rs_comm_agree(comm, begin_beating(m)), done);
 done:
     json_decref(welcome);
@@ -256,6 +271,16 @@ const rs_member_world *rs_member_world_of(const rs_member *m)
     return &m->world;
 }
 
+bool rs_member_moves_away(const rs_member *m)
+{
+    return m->moves;
+}
+
+bool rs_member_holds(const rs_member *m)
+{
+    return m->lease <= 0 || now_seconds() - m->lent < m->lease;
+}
+
 bool rs_member_is_orphan(const rs_member *m)
 {
     return atomic_load(&m->orphan);
@@ -275,12 +300,26 @@ rs_status rs_member_tell(rs_member *m, const char *what, json_t *members)
     return status;
 }
 
+/* The next word that is not an answer to a beat. */
+static rs_status next_word(rs_member *m, double seconds, json_t **word)
+{
+    for (;;) {
+        RS_TRY(rs_link_receive(m->link, seconds, word));
+        const char *what = json_string_value(json_object_get(*word, "do"));
+        if (what == NULL || strcmp(what, "lease") != 0)
+            return RS_OK;
+        m->lent = json_number_value(json_object_get(*word, "sent"));
+        json_decref(*word);
+        *word = NULL;
+    }
+}
+
 json_t *rs_member_poll(rs_member *m)
 {
     json_t *word = NULL;
     if (m->link == NULL || atomic_load(&m->orphan))
         return NULL;
-    if (rs_link_receive(m->link, 0, &word) != RS_OK)
+    if (next_word(m, 0, &word) != RS_OK)
         atomic_store(&m->orphan, true);
     return word;
 }
@@ -293,7 +332,7 @@ rs_status rs_member_sleep(rs_member *m, json_t **word)
     /* Nobody may miss the post of a leader that is told at once. */
     MPI_Barrier(m->host);
     if (m->link != NULL) {
-        status = rs_link_receive(m->link, -1, word);
+        status = next_word(m, -1, word);
         if (status != RS_OK)
             atomic_store(&m->orphan, true);
         rs_board_post(m->board);

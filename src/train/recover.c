@@ -52,6 +52,8 @@ typedef struct dead {
     rs_layout layout;
     int world;
     rs_survey survey;
+    int unpublished;     /* ranks of whose parameters some are behind */
+    bool part;           /* ranks that are lost may be on other hosts */
     bool *lost;          /* per rank: its arena is gone; what follows has nothing of it */
     rs_state *states;    /* per rank, mapped for writing */
     rs_update **updates; /* per rank */
@@ -88,7 +90,8 @@ static rs_status open_keeper(const char *job, dead *d)
 {
     d->job = job;
     RS_TRY(rs_record_read(job, &d->record));
-    RS_TRY(rs_record_check_boot(&d->record));
+    if (!d->part) /* else it is that of another host; every arena has its own */
+        RS_TRY(rs_record_check_boot(&d->record));
     const char *folder = d->record.folder[0] != '\0' ? d->record.folder : NULL;
     return rs_keeper_open(d->record.job, folder, &d->keeper);
 }
@@ -272,6 +275,8 @@ static rs_status copy_shard(
         }
         if (own || !rs_box_intersect(&h->box, &shard->box, &part))
             continue;
+        if (from < 0 && d->part)
+            return RS_ERR_PEER;
         if (from < 0)
             return rs_error_set(RS_ERR_NOT_FOUND, "who updates %s is lost",
                 rs_space_tensor(d->space, shard->tensor)->name);
@@ -296,19 +301,36 @@ static rs_status copy_published(const dead *d, int r)
     return status;
 }
 
-/* What follows from states: rounded parameters, then those that other replicas update. */
+/* All but what follows: the new world sees to that (train/attach.c). */
+static void settle_own(const dead *d, int r)
+{
+    rs_ledger *ledger = d->states[r].ledger;
+    rs_ledger_set(ledger, RS_LEDGER_READY, d->survey.step);
+    rs_ledger_set(ledger, RS_LEDGER_UPDATING, d->survey.step);
+    rs_ledger_set(ledger, RS_LEDGER_STEP, d->survey.step);
+}
+
+/* What follows from states: rounded parameters, then those that other replicas update. Of a part
+ * that is only what follows from ranks of this host, or stood at the step already. */
 static rs_status derive(dead *d)
 {
     for (int r = 0; r < d->world; r++)
         if (!d->lost[r])
             rs_update_round(d->updates[r]);
     rs_crash_point("recover.derive");
-    for (int r = 0; r < d->world; r++)
-        if (!d->lost[r])
-            RS_TRY(copy_published(d, r));
-    for (int r = 0; r < d->world; r++)
-        if (!d->lost[r])
+    for (int r = 0; r < d->world; r++) {
+        bool stood = !d->lost[r] && d->survey.standings[r].derived == d->survey.step;
+        if (d->lost[r])
+            continue;
+        rs_status status = d->part && stood ? RS_OK : copy_published(d, r);
+        d->unpublished += status == RS_ERR_PEER;
+        if (status == RS_ERR_PEER)
+            settle_own(d, r);
+        else if (status == RS_OK)
             rs_ledger_settle(d->states[r].ledger, d->survey.step);
+        else
+            return status;
+    }
     return RS_OK;
 }
 
@@ -503,6 +525,97 @@ rs_status rs_train_recover(const char *job, double seconds, rs_recovery *out)
     rs_crash_point("recover");
     if (status == RS_OK)
         status = recover(&d, seconds, out);
+    dead_fini(&d);
+    return status;
+}
+
+/* ---- in parts ---- */
+
+/* Of one host of several. */
+static rs_status open_part(const char *job, dead *d)
+{
+    d->part = true;
+    rs_train_options_init(&d->options);
+    RS_TRY(open_keeper(job, d));
+    RS_TRY(read_run(d));
+    if (d->record.building >= 0)
+        return rs_error_set(
+            RS_ERR_UNSUPPORTED, "a tight switch was cut off, and its bytes are on several hosts");
+    return RS_OK;
+}
+
+rs_status rs_train_recover_look(const char *job, double seconds, rs_survey *out, rs_recovery *found)
+{
+    dead d = {.record = {.building = -1}};
+    rs_fenced fenced = {0};
+    rs_status status = open_part(job, &d);
+    int world = rs_layout_world(&d.layout);
+    if (status == RS_OK)
+        status = rs_elastic_fence(d.keeper, seconds, &fenced);
+    if (status == RS_OK)
+        status = rs_elastic_look(d.keeper, d.record.generation, world, out);
+    if (status == RS_OK) {
+        *found = (rs_recovery){
+            .generation = d.record.generation, .world = world, .killed = fenced.killed};
+        memcpy(found->layout, d.record.layout, sizeof found->layout);
+    }
+    dead_fini(&d);
+    return status;
+}
+
+rs_status rs_train_recover_check(const char *job, const rs_survey *whole, rs_recovery *found)
+{
+    dead d = {.record = {.building = -1}};
+    rs_status status = open_part(job, &d);
+    d.survey = *whole; /* lent */
+    if (status == RS_OK) {
+        d.world = whole->world;
+        status = check_left(&d);
+    }
+    if (status == RS_OK && whole->lost > 0)
+        name_lost(&d, found->lost_ranks, sizeof found->lost_ranks);
+    d.survey.standings = NULL;
+    dead_fini(&d);
+    found->step = whole->step;
+    found->behind = whole->behind;
+    found->lost = whole->lost;
+    return status;
+}
+
+static rs_status recover_part(dead *d, const rs_recovery *whole, bool teller)
+{
+    rs_recovery found = *whole;
+    int world = rs_layout_world(&d->layout);
+    RS_TRY(rs_elastic_look(d->keeper, d->record.generation, world, &d->survey));
+    d->world = world;
+    d->survey.step = whole->step;
+    d->lost = rs_calloc((size_t)world, sizeof *d->lost);
+    if (d->lost == NULL)
+        return rs_error_memory((size_t)world * sizeof *d->lost);
+    for (int r = 0; r < world; r++)
+        d->lost[r] = d->survey.standings[r].lost;
+    double begun = rs_job_seconds();
+    RS_TRY(map_states(d));
+    RS_TRY(finish_updates(d));
+    found.update_seconds = rs_job_seconds() - begun;
+    RS_TRY(derive(d));
+    found.derive_seconds = rs_job_seconds() - begun - found.update_seconds;
+    RS_TRY(rs_elastic_delete(d->keeper, -1, d->record.generation));
+    if (!teller)
+        return RS_OK;
+    RS_TRY(complete_metrics(d, &found));
+    d->record.epoch++;
+    return rs_record_write(d->job, &d->record);
+}
+
+rs_status rs_train_recover_part(
+    const char *job, const rs_recovery *whole, bool teller, int *unpublished)
+{
+    dead d = {.record = {.building = -1}};
+    rs_status status = open_part(job, &d);
+    if (status == RS_OK)
+        status = recover_part(&d, whole, teller);
+    *unpublished = d.unpublished;
     dead_fini(&d);
     return status;
 }

@@ -38,4 +38,22 @@ typedef struct rs_recovery {
  */
 rs_status rs_train_recover(const char *job, double seconds, rs_recovery *out) RS_MUST_CHECK;
 
+/*
+ * The same for a job on several hosts, in parts. On every host rs_train_recover_look: the fence,
+ * and where the ranks stand whose arenas are on this host (all others are lost to it). The owner
+ * puts the looks together, judges them (rs_survey_judge), has rs_train_recover_check say whether
+ * what is there is enough, and fills in `whole`. Then on every host rs_train_recover_part: its
+ * ranks are taken to whole->step; what follows from ranks of other hosts is left to the next world
+ * (train/attach.h). One host, which has ranks, is the `teller`, after the others: it completes
+ * metrics.jsonl and raises the record's epoch. `*unpublished`: ranks of it of whose parameters some
+ * are behind; only a world of the same layout can mend that. A tight switch that was cut off is
+ * RS_ERR_UNSUPPORTED.
+ */
+rs_status rs_train_recover_look(const char *job, double seconds, rs_survey *out,
+    rs_recovery *found) RS_MUST_CHECK; /* found: generation, layout, world, killed */
+rs_status rs_train_recover_check(
+    const char *job, const rs_survey *whole, rs_recovery *found) RS_MUST_CHECK;
+rs_status rs_train_recover_part(
+    const char *job, const rs_recovery *whole, bool teller, int *unpublished) RS_MUST_CHECK;
+
 #endif

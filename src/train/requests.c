@@ -10,6 +10,7 @@
 #include "train/requests.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -21,7 +22,12 @@ static rs_status refuse(
     rs_job *job, const rs_control_request *request, const char *state, const char *why)
 {
     rs_job_notice(job, "%s %s refused: %s",
-        request->kind == RS_CONTROL_SCALE ? "scaling by" : "switch to", request->layout, why);
+        request->kind == RS_CONTROL_SCALE   ? "scaling by"
+        : request->kind == RS_CONTROL_DRAIN ? "fitting ranks to slots:"
+                                            : "switch to",
+        request->layout, why);
+    if (request->name[0] == '\0') /* the supervisor's own: it tries again */
+        return RS_OK;
     return rs_control_answer(job->control, request->name, state, why, NULL);
 }
 
@@ -40,6 +46,13 @@ static rs_status read_layout(
     if (request->kind == RS_CONTROL_SCALE) {
         RS_TRY(rs_scale_parse(request->layout, job->world.size, &ranks));
         return rs_scale_to(&job->world.layout, job->space, ranks, layout);
+    }
+    if (request->kind == RS_CONTROL_DRAIN) {
+        ranks = (int)strtol(request->layout, NULL, 10);
+        *layout = job->world.layout;
+        return job->world.size <= ranks
+                   ? RS_OK
+                   : rs_scale_within(&job->world.layout, job->space, ranks, layout);
     }
     RS_TRY(rs_layout_parse(request->layout, layout));
     return rs_layout_check_trainable(layout, job->space);
@@ -129,6 +142,7 @@ static rs_status take_request(rs_job *job, const rs_control_request *request, rs
             job->control, request->name, "done", "the job stops after its current step", NULL);
     case RS_CONTROL_SWITCH:
     case RS_CONTROL_SCALE:
+    case RS_CONTROL_DRAIN:
         return take_change(job, request, order);
     case RS_CONTROL_CANCEL:
         break;

@@ -4,6 +4,7 @@
 #
 #   begin NAME STEPS ARGUMENT...     starts a job on host1 in the background: $job
 #   alone NAME STEPS ARGUMENT...     runs one on this machine as one host
+#   alone_until NAME STEPS STEP ...  the same, stopped after STEP
 #   verdict WHAT CODE TEXT           a check; TEXT explains a failure
 #   conclude                         the end of the test
 
@@ -52,6 +53,19 @@ alone() {
     verdict "one host" $? "$(tail -5 "$work/$name.out")"
 }
 
+# alone_until NAME STEPS STEP ARGUMENT...: stops it after STEP. (The rate depends on STEPS.)
+alone_until() {
+    local name=$1 steps=$2 step=$3 process
+    shift 3
+    OMPI_MCA_btl=self,vader timeout 200 "$reshard" "${train[@]}" --steps "$steps" --job "$work/$name" "$@" \
+        >"$work/$name.out" 2>&1 &
+    process=$!
+    until_true 100 stepped "$name" "$step"
+    "$reshard" stop "$work/$name" >>"$work/$name.out" 2>&1
+    wait $process
+    verdict "one host" $? "$(tail -5 "$work/$name.out")"
+}
+
 # refused NAME PATTERN ARGUMENT...: a job that does not begin, and why.
 refused() {
     local name=$1 pattern=$2
@@ -74,10 +88,59 @@ sys.exit(max(steps) < int(sys.argv[2]))
 PYTHON
 }
 
+# last_step NAME: the last step that has a line.
+last_step() {
+    python3 - "$work/$1/metrics.jsonl" <<'PYTHON'
+import json, sys
+print(max([0] + [json.loads(l).get("step", 0) for l in open(sys.argv[1]) if l.endswith("\n") and '"loss"' in l]))
+PYTHON
+}
+
+# further NAME: it has made two more steps since this was first asked after the last restart.
+further() {
+    python3 - "$work/$1/metrics.jsonl" <<'PYTHON'
+import json, sys
+steps = 0
+for line in open(sys.argv[1]):
+    if not line.endswith("\n"):
+        continue
+    row = json.loads(line)
+    steps = 0 if row.get("event") == "restart" else steps + ("loss" in row)
+sys.exit(steps < 2)
+PYTHON
+}
+
+# events NAME EVENT: how many there are.
+events() {
+    grep -c "\"event\": *\"$2\"" "$work/$1/metrics.jsonl"
+}
+
+# restarted NAME N: at least so often.
+restarted() {
+    [ "$(events "$1" restart)" -ge "$2" ]
+}
+
+# check_events NAME EXPRESSION: of some row r of all rows.
+check_events() {
+    local text
+    text=$(python3 - "$work/$1/metrics.jsonl" "$2" 2>&1 <<'PYTHON'
+import json, sys
+rows = [r for r in map(json.loads, open(sys.argv[1])) if "event" in r]
+assert any(eval(sys.argv[2]) for r in rows), rows
+PYTHON
+    )
+    verdict "$1: $2" $? "$text"
+}
+
+# cleaned HOST NAME: nothing of the job is in its memory.
+cleaned() {
+    [ -z "$(on "$1" find /dev/shm -maxdepth 1 -name "reshard-*$2*")" ]
+}
+
 # same_losses NAME OTHER STEPS: every step once, and within 1e-5.
 same_losses() {
     local text
-    text=$(python3 - "$work/$1" "$work/$2" "$3" <<'PYTHON'
+    text=$(python3 - "$work/$1" "$work/$2" "$3" 2>&1 <<'PYTHON'
 import json, sys
 def read(folder):
     return [(r["step"], r["loss"]) for r in map(json.loads, open(f"{folder}/metrics.jsonl")) if "loss" in r]
@@ -87,19 +150,19 @@ one, two = dict(one), dict(two)
 bad = [s for s in range(1, last + 1) if abs(one[s] - two[s]) > 1e-5 * abs(two[s])]
 assert not bad, [(s, one[s], two[s]) for s in bad]
 PYTHON
-    2>&1)
+    )
     verdict "$1: the losses of $2, every step once" $? "$text"
 }
 
 # check_switches NAME COUNT: so many, all certified.
 check_switches() {
     local text
-    text=$(python3 - "$work/$1/metrics.jsonl" "$2" <<'PYTHON'
+    text=$(python3 - "$work/$1/metrics.jsonl" "$2" 2>&1 <<'PYTHON'
 import json, sys
 switches = [r for r in map(json.loads, open(sys.argv[1])) if r.get("event") == "switch"]
 assert len(switches) == int(sys.argv[2]) and all(r["certificate"] == "ok" for r in switches), switches
 PYTHON
-    2>&1)
+    )
     verdict "$1: $2 switches, certified" $? "$text"
 }
 

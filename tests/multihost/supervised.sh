@@ -22,6 +22,9 @@ where=$(cut -d' ' -f2 "$work"/two/ranks/1-* | sort | uniq -c | xargs)
 verdict "two ranks on each host" $? "$where"
 [ "$(pgrep -fc -- " host --job $work/two ")" -ge 1 ]
 verdict "a helper on the far host" $? "$(pgrep -af reshard)"
+on host1 "$reshard" status "$work/two" >"$work/status.out" 2>&1
+grep -q '^host *host2: 2 ranks, 2 slots$' "$work/status.out"
+verdict "the status shows the hosts" $? "$(cat "$work/status.out")"
 secret=$(xxd -p -c 64 "$work/two/secret")
 lines=$(pgrep -fa .)
 [[ "$lines" != *"$secret"* ]]
@@ -55,6 +58,24 @@ done
 on host1 timeout 60 "$reshard" clean "$work/killed" >"$work/clean.out" 2>&1
 verdict "it is cleaned" $? "$(cat "$work/clean.out")"
 nothing_left killed
+
+# What there is, and what is missing.
+printf 'host1 slots=2\nhost2 slots=2\n' >"$work/hosts"
+on host1 "$reshard" doctor --hosts "$work/hosts" --rsh-agent "$agent" --model llama-tiny --layout tp=2,dp=2 \
+    --job "$work" >"$work/doctor.out" 2>&1
+verdict "the doctor finds nothing" $? "$(cat "$work/doctor.out")"
+grep -q '^ok *host2: shared folder' "$work/doctor.out" && grep -q '^ok *slots *4 slots on 2 hosts for 4 ranks' \
+    "$work/doctor.out"
+verdict "and has looked at the far host" $? "$(cat "$work/doctor.out")"
+printf 'host1 slots=2\nnowhere slots=1\n' >"$work/hosts"
+on host1 "$reshard" doctor --hosts "$work/hosts" --rsh-agent "$agent" --model llama-tiny --layout tp=2,dp=2 \
+    --job /dev/shm >"$work/doctor.out" 2>&1
+[ $? -eq 1 ] && grep -q '^NO *nowhere: reached' "$work/doctor.out" && grep -q '^NO *slots' "$work/doctor.out"
+verdict "a host that is none, and too few slots" $? "$(cat "$work/doctor.out")"
+printf 'host2 slots=1\n' >"$work/hosts"
+on host1 "$reshard" doctor --hosts "$work/hosts" --rsh-agent "$agent" --job /dev/shm >"$work/doctor.out" 2>&1
+[ $? -eq 1 ] && grep -q '^NO *host2: shared folder' "$work/doctor.out"
+verdict "a folder that is not shared" $? "$(cat "$work/doctor.out")"
 
 # What is wrong with hosts is said before anything is started.
 printf 'host1 slots=1\nhost2\n' >"$work/hosts"

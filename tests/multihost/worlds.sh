@@ -25,7 +25,7 @@ change() {
 # ferried NAME TO PROCESSES: the last switch was to TO, with bytes by a ferry of so many processes; 0: by none.
 ferried() {
     local text
-    text=$(python3 - "$work/$1/metrics.jsonl" "$2" "$3" <<'PYTHON'
+    text=$(python3 - "$work/$1/metrics.jsonl" "$2" "$3" 2>&1 <<'PYTHON'
 import json, sys
 lines = [json.loads(l) for l in open(sys.argv[1])]
 switch = [l for l in lines if l.get("event") == "switch"][-1]
@@ -39,7 +39,7 @@ else:
     assert switch["bytes_ferried"] > 0 and stages == ["started", "ready", "carries", "carried"], (switch, ferry)
     assert ferry[0]["processes"] == int(sys.argv[3]), ferry
 PYTHON
-    2>&1)
+    )
     verdict "$1: to $2 by $3 processes of a ferry" $? "$text"
 }
 tables() { # HOST NAME
@@ -78,7 +78,7 @@ print(min(30, max(l['step'] for l in map(json.loads, open('$work/grows/metrics.j
 on host1 timeout 60 "$reshard" stop "$work/grows" >"$work/stop.out" 2>&1
 wait "$job"
 verdict "it is stopped" $? "$(cat "$work/stop.out"; tail -5 "$work/grows.out")"
-alone one "$step" --layout tp=2
+alone_until one 100000 "$step" --layout tp=2
 same_losses grows one "$step"
 check_switches grows 5
 nothing_left grows

@@ -294,6 +294,34 @@ static void surveys_what_is_left(void **state)
     assert_int_equal(rs_elastic_survey(keeper, 1, 3, &s), RS_ERR_NOT_FOUND);
 }
 
+/* Two hosts, of which each sees its own ranks: together they are judged as one. */
+static void looks_are_put_together(void **state)
+{
+    (void)state;
+    rs_survey here, there;
+    make_world();
+    for (int r = 0; r < 3; r++)
+        put(r, 5, r == 2 ? 5 : 4, 4, 4);
+    assert_int_equal(rs_elastic_look(keeper, 1, 3, &there), RS_OK);
+    assert_int_equal(rs_arena_delete(keeper, 1, 2, NULL), RS_OK);
+    assert_int_equal(rs_elastic_look(keeper, 1, 3, &here), RS_OK);
+    assert_int_equal(here.lost, 1);
+    assert_int_equal(rs_survey_judge(&here), RS_OK);
+    assert_int_equal(here.step, 4); /* alone, they do not know that the third was ready */
+    here.standings[2] = there.standings[2];
+    here.lost = 0;
+    assert_int_equal(rs_survey_judge(&here), RS_OK);
+    assert_int_equal(here.step, 5);
+    assert_int_equal(here.behind, 3);
+    rs_survey_fini(&there);
+    rs_survey_fini(&here);
+    assert_int_equal(rs_elastic_delete(keeper, -1, -1), RS_OK);
+    assert_int_equal(rs_elastic_look(keeper, 1, 3, &here), RS_OK); /* a host without ranks */
+    assert_int_equal(here.lost, 3);
+    assert_int_equal(rs_survey_judge(&here), RS_ERR_NOT_FOUND);
+    rs_survey_fini(&here);
+}
+
 static void surveys(void **state)
 {
     (void)state;
@@ -334,6 +362,7 @@ int main(void)
         cmocka_unit_test(fences_guests),
         cmocka_unit_test(surveys),
         cmocka_unit_test(surveys_what_is_left),
+        cmocka_unit_test(looks_are_put_together),
     };
     return cmocka_run_group_tests(tests, open_keeper, close_keeper);
 }

@@ -58,6 +58,7 @@ static void what_is_wrong_is_named(void **state)
     wrong("a slots=99999999999999", "line 1");
     wrong("a cores=4", "cores=4");
     wrong("-oProxyCommand=x", "-oProxyCommand");
+    wrong("-v", "found '-v'");
     wrong("a;rm", "a;rm");
     wrong("$(x)", "$(x)");
     char many[RS_HOSTS * 8 + 64] = "";
@@ -87,16 +88,29 @@ static void ranks_are_dealt_in_order(void **state)
 {
     (void)state;
     rs_hosts h;
-    int counts[RS_HOSTS];
+    int at[8];
     assert_int_equal(rs_hosts_parse("a slots=2\nb slots=3\nc\n", "f", &h), RS_OK);
-    assert_int_equal(rs_hosts_place(&h, 4, counts), RS_OK);
-    assert_int_equal(counts[0], 2);
-    assert_int_equal(counts[1], 2);
-    assert_int_equal(counts[2], 0);
-    assert_int_equal(counts[RS_HOSTS - 1], 0);
-    assert_int_equal(rs_hosts_place(&h, 6, counts), RS_OK);
-    assert_int_equal(counts[2], 1);
-    assert_int_equal(rs_hosts_place(&h, 7, counts), RS_ERR_BUDGET);
+    const int plain[] = {0, 0, 1, 1, 1, 2};
+    assert_int_equal(rs_hosts_place(&h, 4, NULL, at), RS_OK);
+    assert_memory_equal(at, plain, 4 * sizeof *at);
+    assert_int_equal(rs_hosts_place(&h, 6, NULL, at), RS_OK);
+    assert_memory_equal(at, plain, sizeof plain);
+    assert_int_equal(rs_hosts_place(&h, 7, NULL, at), RS_ERR_BUDGET);
+}
+
+/* Ranks stay where their memory is, as far as there is room; the others fill what is left. */
+static void ranks_stay_where_they_were(void **state)
+{
+    (void)state;
+    rs_hosts h;
+    int at[8];
+    assert_int_equal(rs_hosts_parse("a slots=2\nb slots=3\nc\nd slots=0", "f", &h), RS_OK);
+    const int near[] = {1, 1, -1, 2, 2, 0}, wanted[] = {1, 1, 0, 2, 1, 0};
+    assert_int_equal(rs_hosts_place(&h, 6, near, at), RS_OK);
+    assert_memory_equal(at, wanted, sizeof wanted);
+    const int gone[] = {3, 3, 0, 0}, moved[] = {1, 1, 0, 0};
+    assert_int_equal(rs_hosts_place(&h, 4, gone, at), RS_OK);
+    assert_memory_equal(at, moved, sizeof moved);
 }
 
 static void names(void **state)
@@ -116,6 +130,7 @@ int main(void)
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(files),
         cmocka_unit_test(ranks_are_dealt_in_order),
+        cmocka_unit_test(ranks_stay_where_they_were),
         cmocka_unit_test(names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,216 @@
+/*
+ * Leaving a host: an ordinary change of worlds, for which the host has no slots. When the old world
+ * has gone the host's memory is cleaned and its helper ends; so nothing of the job is there then.
+ * A change that fails gives the host its slots back.
+ *
+ * Asked for by a request, by a signal to a host's ranks, or by the file of hosts, which is looked
+ * at every other second. What the supervisor itself asks for is asked again until it is done.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/error.h"
+#include "cli/subject.h"
+#include "cli/supervisor.h"
+
+#define SWEEP_SECONDS 10 /* less than the heartbeats of worlds may be late */
+#define AGAIN_SECONDS 5  /* between attempts of its own to leave a host */
+#define LOOK_SECONDS 2   /* between looks at the file of hosts */
+
+static bool answer(supervisor *s, const char *name, const char *state, const char *text)
+{
+    if (name[0] != '\0' && rs_control_answer(s->control, name, state, text, NULL) != RS_OK)
+        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+    return false;
+}
+
+static bool has_ranks(const world *w, int host)
+{
+    for (int r = 0; w != NULL && w->places != NULL && r < w->ranks; r++)
+        if (w->places[r] == host)
+            return true;
+    return false;
+}
+
+/* Nothing of the job is left there. */
+static void leave(supervisor *s, int host)
+{
+    fleet_host *h = &s->fleet->hosts[host];
+    if (!h->here && fleet_call(h, json_pack("{s:s,s:b}", "do", "sweep", "state", 1), SWEEP_SECONDS,
+                        NULL) != RS_OK)
+        fprintf(stderr, "reshard train: what the job has on %s is left: %s\n", h->name,
+            rs_error_message());
+    if (!h->here)
+        fleet_dismiss(h);
+    fleet_note(s->fleet);
+    change_note_worlds(s);
+    fprintf(stderr, "reshard train: nothing of the job is left on host %s%s\n", h->name,
+        h->here ? " but this process" : "");
+}
+
+/* Slots that would be left without a host; its own are as before. */
+static int slots_without(supervisor *s, int host)
+{
+    rs_host *place = &s->fleet->file.items[host];
+    int had = place->slots;
+    place->slots = 0;
+    int left = fleet_slots(s->fleet);
+    place->slots = had;
+    return left;
+}
+
+static bool is_busy(const supervisor *s)
+{
+    return s->draining >= 0 || s->want.pending || s->handover.state != RS_HANDOVER_IDLE ||
+           s->stopping || s->survival.pending || s->active == NULL;
+}
+
+/* In the supervisor's own name. */
+static void ask_to_leave(supervisor *s, int host)
+{
+    char text[16];
+    if (is_busy(s) || cli_now() < s->drain_when)
+        return;
+    s->drain_when = cli_now() + AGAIN_SECONDS;
+    s->drain_host = host;
+    s->drain_own = true;
+    snprintf(text, sizeof text, "%d", slots_without(s, host));
+    change_ask(s, RS_CONTROL_DRAIN, text);
+}
+
+void drain_told(supervisor *s, int host)
+{
+    if (s->draining >= 0 || s->stopping)
+        return;
+    if (host < 0 || slots_without(s, host) == 0)
+        supervisor_stop(s, SIGTERM);
+    else
+        ask_to_leave(s, host);
+}
+
+/* ---- the file of hosts ---- */
+
+/* A host's new number of slots. */
+static void take_slots(supervisor *s, int host, int slots)
+{
+    int *has = &s->fleet->file.items[host].slots;
+    s->leaving[host] = slots == 0 && *has > 0;
+    if (slots > 0 && *has != slots) {
+        *has = slots;
+        fleet_recall(s->fleet, host);
+    }
+}
+
+static void take_file(supervisor *s, const rs_hosts *file)
+{
+    fleet *f = s->fleet;
+    for (int h = 0; h < f->count; h++) {
+        int slots = 0;
+        for (int i = 0; i < file->count; i++)
+            if (rs_host_is(file->items[i].name, f->hosts[h].name))
+                slots = file->items[i].slots;
+        take_slots(s, h, slots);
+    }
+    for (int i = 0; i < file->count; i++)
+        if (fleet_find(f, file->items[i].name) < 0 && fleet_add(f, &file->items[i]) != RS_OK)
+            fprintf(stderr, "reshard train: %s\n", rs_error_message());
+    fleet_note(f);
+    change_note_worlds(s);
+}
+
+static void look_at_file(supervisor *s)
+{
+    struct stat about;
+    rs_hosts file;
+    const char *path = s->options->hosts;
+    if (path[0] == '\0' || stat(path, &about) != 0)
+        return;
+    bool first = s->hosts_time.tv_sec == 0;
+    bool same = about.st_mtim.tv_sec == s->hosts_time.tv_sec &&
+                about.st_mtim.tv_nsec == s->hosts_time.tv_nsec;
+    s->hosts_time = about.st_mtim;
+    if (first || same)
+        return;
+    if (rs_hosts_read(path, &file) == RS_OK)
+        take_file(s, &file);
+    else
+        fprintf(stderr, "reshard train: the hosts are as they were: %s\n", rs_error_message());
+}
+
+void drain_tend(supervisor *s)
+{
+    if (s->fleet->count == 0)
+        return;
+    if (cli_now() >= s->hosts_when) {
+        s->hosts_when = cli_now() + LOOK_SECONDS;
+        look_at_file(s);
+    }
+    for (int h = 0; h < s->fleet->count; h++) {
+        if (!s->leaving[h] || is_busy(s))
+            continue;
+        if (!has_ranks(s->active, h)) {
+            s->fleet->file.items[h].slots = 0;
+            s->leaving[h] = false;
+            leave(s, h);
+        } else if (slots_without(s, h) > 0) {
+            ask_to_leave(s, h);
+        }
+    }
+}
+
+/* ---- requests ---- */
+
+bool drain_asked(supervisor *s, const rs_control_request *request, int *slots)
+{
+    char text[RS_CONTROL_LAYOUT + 200];
+    int host = fleet_find(s->fleet, request->layout);
+    if (host < 0) {
+        snprintf(text, sizeof text, "the job has no host '%s'", request->layout);
+        return answer(s, request->name, "refused", text);
+    }
+    if (is_busy(s))
+        return answer(s, request->name, "busy", "another change is under way");
+    rs_host *place = &s->fleet->file.items[host];
+    int had = place->slots;
+    place->slots = 0;
+    *slots = fleet_slots(s->fleet);
+    if (*slots > 0 && !has_ranks(s->active, host)) {
+        leave(s, host);
+        return answer(s, request->name, "done", "no rank was on it, and none will be");
+    }
+    place->slots = had;
+    if (*slots == 0)
+        return answer(s, request->name, "refused", "no other host has a slot");
+    s->drain_own = false;
+    s->drain_host = host;
+    snprintf(s->drain_request, sizeof s->drain_request, "%s", request->name);
+    return true;
+}
+
+void drain_begin(supervisor *s, const char *request)
+{
+    bool own = s->drain_own && request[0] == '\0';
+    if (!own && (request[0] == '\0' || strcmp(request, s->drain_request) != 0))
+        return;
+    s->drain_own = false;
+    s->drain_request[0] = '\0';
+    s->draining = s->drain_host;
+    s->drained_slots = s->fleet->file.items[s->draining].slots;
+    s->fleet->file.items[s->draining].slots = 0;
+}
+
+void drain_end(supervisor *s, bool done)
+{
+    int host = s->draining;
+    if (host < 0)
+        return;
+    s->draining = -1;
+    s->leaving[host] = s->leaving[host] && !done;
+    if (!done) {
+        s->fleet->file.items[host].slots = s->drained_slots;
+        return;
+    }
+    leave(s, host);
+}

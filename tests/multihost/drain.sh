@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Leaving hosts: by request, by a signal to a host's ranks, by the file of hosts. Afterwards no process and no
+# memory of the job is on the host, and its link may go down; the losses are those of a job that stays.
+#
+#   drain.sh RESHARD TEXT
+set -uo pipefail
+reshard=$1
+text=$2
+here=$(dirname "$(readlink -f "$0")")
+. "$here/hosts.sh"
+. "$here/job.sh"
+hosts_up 3
+work=$hosts_folder/work
+mkdir "$work"
+printf 'host1 slots=2\nhost2 slots=2\nhost3 slots=2\n' >"$work/hosts"
+alone_until one 100000 30 --layout tp=2,dp=2
+
+# left HOST: nothing of the job is there; of processes the one that stands for the host.
+left() {
+    local pids
+    pids=$(ip netns pids "$hosts_id-${1#host}")
+    [ "$(wc -w <<<"$pids")" -le 1 ] && cleaned "$1" drained
+}
+shows() { # PATTERN: the status does
+    on host1 "$reshard" status "$work/drained" | grep -qE "$1"
+}
+
+begin drained 100000 --layout tp=2,dp=2 --heartbeat-timeout 15
+until_true 60 stepped drained 2
+verdict "it trains" $? "$(tail -5 "$work/drained.out")"
+output=$(on host1 timeout 100 "$reshard" drain "$work/drained" --host nowhere 2>&1)
+[ $? -eq 2 ] && grep -q "no host 'nowhere'" <<<"$output"
+verdict "no such host" $? "$output"
+output=$(on host1 timeout 100 "$reshard" drain "$work/drained" --host host2 2>&1)
+verdict "a host is left" $? "$output $(tail -5 "$work/drained.out")"
+left host2
+verdict "nothing is left on it" $? "$(ip netns pids "$hosts_id-2" | xargs -r ps -fp; on host2 ls /dev/shm)"
+link host2 down
+shows '^host *host3: 2 ranks' && shows 'tp=2,dp=2'
+verdict "under the same layout, on another one" $? "$(on host1 "$reshard" status "$work/drained")"
+until_true 60 stepped drained $(($(last_step drained) + 3))
+verdict "it goes on without the host's link" $? "$(tail -5 "$work/drained.out")"
+
+# What a host's ranks are sent before the host goes.
+ip netns pids "$hosts_id-3" | while read -r pid; do
+    grep -qz '^worker$' "/proc/$pid/cmdline" && kill -TERM "$pid"
+done
+until_true 60 left host3
+verdict "signalled ranks leave their host" $? "$(tail -8 "$work/drained.out")"
+until_true 30 shows 'trains, 2 ranks on host1: tp=2$'
+verdict "and are fewer where there are no other slots" $? "$(on host1 "$reshard" status "$work/drained")"
+
+# The file of hosts.
+link host2 up
+printf 'host1 slots=2\nhost2 slots=2\n' >"$work/hosts"
+until_true 60 shows '^host *host2: 0 ranks, 2 slots$'
+verdict "a host that the file names can be used" $? "$(on host1 "$reshard" status "$work/drained")"
+output=$(on host1 timeout 100 "$reshard" scale "$work/drained" 4 2>&1)
+grep -qE '^switched after step [0-9]+: .* -> tp=2,dp=2$' <<<"$output"
+verdict "and is" $? "$output"
+printf 'host1 slots=2\n' >"$work/hosts"
+until_true 60 left host2
+verdict "one that is taken out of the file is left" $? "$(tail -8 "$work/drained.out")"
+until_true 60 stepped drained 30
+on host1 timeout 60 "$reshard" stop "$work/drained" >"$work/stop.out" 2>&1
+wait "$job"
+verdict "it is stopped" $? "$(cat "$work/stop.out"; tail -5 "$work/drained.out")"
+check_switches drained 4
+same_losses drained one 30
+nothing_left drained
+conclude

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# A host that is cut off. What it held other hosts have too: the job goes on from their arenas at the step where it
+# was, in the layout that fits. What nobody else has: from the newest checkpoint, and it says so. The host that
+# comes back is cleaned, and can be used again.
+#
+#   lost.sh RESHARD TEXT
+set -uo pipefail
+reshard=$1
+text=$2
+here=$(dirname "$(readlink -f "$0")")
+. "$here/hosts.sh"
+. "$here/job.sh"
+hosts_up 2
+work=$hosts_folder/work
+mkdir "$work"
+printf 'host1 slots=2\nhost2 slots=2\n' >"$work/hosts"
+alone_until one 100000 40 --layout tp=2,dp=2
+
+# Replicas.
+begin replicas 100000 --layout tp=2,dp=2 --heartbeat-timeout 6
+until_true 60 stepped replicas 3
+verdict "it trains" $? "$(tail -5 "$work/replicas.out")"
+link host2 down
+until_true 60 restarted replicas 1
+verdict "the host is noticed to be lost" $? "$(tail -5 "$work/replicas.out")"
+grep -q 'host host2 has not been heard of' "$work/replicas.out" && grep -q 'going on in tp=2' "$work/replicas.out"
+verdict "it says so, and what it does" $? "$(tail -8 "$work/replicas.out")"
+until_true 60 further replicas
+verdict "it goes on" $? "$(tail -5 "$work/replicas.out")"
+check_events replicas 'r["event"] == "restart" and r["to"] == "tp=2" and "lost" in str(rows)'
+link host2 up
+until_true 60 cleaned host2 replicas
+verdict "what was on the host is removed when it comes back" $? "$(on host2 ls /dev/shm)"
+on host1 timeout 60 "$reshard" stop "$work/replicas" >"$work/stop.out" 2>&1
+wait "$job"
+same_losses replicas one "$(($(last_step replicas) < 40 ? $(last_step replicas) : 40))"
+nothing_left replicas
+
+# Shards that nobody else has.
+begin unique 100000 --layout tp=2,dp=2,zero=1 --heartbeat-timeout 6 --save-every 5
+until_true 60 stepped unique 8
+verdict "another one trains" $? "$(tail -5 "$work/unique.out")"
+link host2 down
+until_true 60 restarted unique 1
+verdict "the host is noticed to be lost" $? "$(tail -5 "$work/unique.out")"
+grep -qE 'no other copy.*going back to step [0-9]*[05], the newest checkpoint' "$work/unique.out"
+verdict "it goes back, and says where" $? "$(tail -8 "$work/unique.out")"
+until_true 60 further unique
+verdict "it goes on" $? "$(tail -5 "$work/unique.out")"
+on host1 timeout 60 "$reshard" stop "$work/unique" >"$work/stop.out" 2>&1
+wait "$job"
+grep -q 'what the job left on host host2 is still there' "$work/unique.out"
+verdict "what cannot be removed is named" $? "$(tail -5 "$work/unique.out")"
+link host2 up
+on host1 timeout 60 "$reshard" clean "$work/unique" >"$work/clean.out" 2>&1
+verdict "and cleaned when the host can be reached" $? "$(cat "$work/clean.out")"
+same_losses unique one "$(($(last_step unique) < 40 ? $(last_step unique) : 40))"
+nothing_left unique
+conclude
