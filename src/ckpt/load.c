@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/checkpoint.h"
+#include "ckpt/logical.h"
 #include "reshard/move.h"
 
 #define BUFFER ((int64_t)4 << 20)
@@ -19,13 +20,14 @@
 static rs_status unlike(
     const rs_checkpoint_entry *entry, const rs_tensor *tensor, rs_dtype dtype, bool shape)
 {
-    char wanted[256], found[256];
+    char wanted[256], found[256], flat[RS_FLAT_HINT];
     rs_box a = rs_box_whole(tensor->ndim, tensor->shape);
     rs_box b = rs_box_whole(entry->ndim, entry->shape);
     if (shape)
-        return rs_error_set(RS_ERR_MISMATCH, "%s of \"%s\": wanted %s, the checkpoint has %s",
+        return rs_error_set(RS_ERR_MISMATCH, "%s of \"%s\": wanted %s, the checkpoint has %s%s",
             entry->role, entry->name, rs_box_format(&a, wanted, sizeof wanted),
-            rs_box_format(&b, found, sizeof found));
+            rs_box_format(&b, found, sizeof found),
+            rs_logical_flat_hint(entry->ndim, entry->shape, tensor->ndim, tensor->shape, flat));
     return rs_error_set(RS_ERR_MISMATCH, "%s of \"%s\": wanted %s, the checkpoint has %s",
         entry->role, entry->name, rs_dtype_name(dtype), rs_dtype_name(entry->dtype));
 }

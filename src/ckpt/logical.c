@@ -1,6 +1,8 @@
 /* Logical tensors, and their bytes in row-major parts. */
 #include "ckpt/logical.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +15,24 @@ void rs_logical_fini(rs_logical_list *list)
     free(list->items);
     rs_pool_fini(&list->pool);
     memset(list, 0, sizeof *list);
+}
+
+const char *rs_logical_flat_hint(int found_ndim, const int64_t *found, int wanted_ndim,
+    const int64_t *wanted, char text[RS_FLAT_HINT])
+{
+    bool turned = found_ndim != 1;
+    int64_t part = turned ? wanted[0] : found[0];
+    rs_box whole = turned ? rs_box_whole(found_ndim, found) : rs_box_whole(wanted_ndim, wanted);
+    int64_t all = rs_box_is_empty(&whole) ? 0 : rs_box_volume(&whole);
+    bool vector = (turned ? wanted_ndim : found_ndim) == 1 && part > 0;
+    int64_t ranks = vector ? rs_ceil_div(all, part) : 0;
+    text[0] = '\0';
+    if (ranks > 1 && rs_ceil_div(all, ranks) == part)
+        snprintf(text, RS_FLAT_HINT,
+            "; %" PRId64 "/%" PRId64 " elements are %" PRId64
+            ": one may be a rank's flat shard of the other, which nothing says",
+            all, ranks, part);
+    return text;
 }
 
 static bool is_taken(const rs_catalog_entry *entry, const char *role)

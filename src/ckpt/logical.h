@@ -25,6 +25,13 @@ typedef struct rs_logical_list {
 
 void rs_logical_fini(rs_logical_list *list);
 
+#define RS_FLAT_HINT 160
+
+/* What a vector in place of a tensor may be: "; 30/4 elements are 8: one may be a rank's flat shard
+ * of the other, ...", or "" if it is no share of as many elements. Returns `text`. */
+const char *rs_logical_flat_hint(int found_ndim, const int64_t *found, int wanted_ndim,
+    const int64_t *wanted, char text[RS_FLAT_HINT]);
+
 /* The stored or derived entries that are no aliases: of `role` (NULL: all). */
 rs_status rs_logical_make(
     const rs_catalog *catalog, const char *role, rs_logical_list *out) RS_MUST_CHECK;

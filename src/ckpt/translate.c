@@ -88,14 +88,15 @@ static bool is_scalar(const rs_checkpoint_entry *entry)
 
 static rs_status wrong_shape(const rs_checkpoint_entry *entry, int ndim, const int64_t *shape)
 {
-    char wanted[256], found[256];
+    char wanted[256], found[256], flat[RS_FLAT_HINT];
     rs_box a = rs_box_whole(ndim, shape), b = rs_box_whole(entry->ndim, entry->shape);
     bool padded = entry->ndim == ndim && ndim > 0 && entry->shape[0] > shape[0] &&
                   memcmp(entry->shape + 1, shape + 1, sizeof *shape * (size_t)(ndim - 1)) == 0;
     return rs_error_set(RS_ERR_MISMATCH,
         "%s of \"%s\": the model wants %s, the checkpoint has %s%s", entry->role, entry->name,
         rs_box_format(&a, wanted, sizeof wanted), rs_box_format(&b, found, sizeof found),
-        padded ? "; if the rows behind are padding, a rules file can say so (\"vocabulary\")" : "");
+        padded ? "; if the rows behind are padding, a rules file can say so (\"vocabulary\")"
+               : rs_logical_flat_hint(entry->ndim, entry->shape, ndim, shape, flat));
 }
 
 /* An entry as another one is, without its pieces. Where it is rounded, `source` is found last. */

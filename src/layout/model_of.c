@@ -23,10 +23,23 @@ static int64_t length(const rs_space *space, const char *name, int dim)
     return tensor != NULL && dim < tensor->ndim ? tensor->shape[dim] : 0;
 }
 
-static int64_t first_layer(const rs_space *space, const char *name)
+/* Which layers have no experts: those before the router's first, or all that it does not list. */
+static void read_dense(const rs_space *space, rs_model *m)
 {
-    int t = rs_space_find_tensor(space, name);
-    return t >= 0 ? rs_space_tensor(space, t)->layer_first : 0;
+    int t = rs_space_find_tensor(space, "layers.router.weight");
+    const rs_tensor *router = t >= 0 ? rs_space_tensor(space, t) : NULL;
+    if (router == NULL)
+        return;
+    if (router->layers == NULL) {
+        m->dense_first = router->layer_first;
+        return;
+    }
+    for (int64_t l = 0, i = 0; l < m->layers && l < RS_MODEL_DENSE_LAYERS; l++) {
+        bool has_experts = i < router->shape[0] && router->layers[i] == l;
+        i += has_experts;
+        if (!has_experts)
+            m->dense_layers[l / 64] |= UINT64_C(1) << (l % 64);
+    }
 }
 
 static rs_status read_facts(const rs_space *space, rs_model *m)
@@ -66,7 +79,7 @@ static void read_experts(const rs_space *space, rs_model *m)
     if (m->ffn == 0) /* no layer is without experts */
         m->ffn = 1;
     m->experts_per_token = 1;
-    m->dense_first = first_layer(space, "layers.router.weight");
+    read_dense(space, m);
     m->expert_ffn = length(space, "layers.experts.down.weight", 3);
     m->shared_ffn = length(space, "layers.shared.down.weight", 2);
     m->shared_gate = has(space, "layers.shared.switch.weight");

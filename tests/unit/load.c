@@ -126,11 +126,43 @@ static void test_gaps(void **state)
     check(shards, 3, 1499 * 26 * 4);
 }
 
+/* A17: wanted is what one of four ranks would have of the flat cube; and another number. */
+static void test_flat(void **state)
+{
+    (void)state;
+    for (int64_t wanted = 26; wanted <= 28; wanted++) {
+        const rs_role param = {"param", RS_DTYPE_F32, RS_ROLE_MODEL};
+        const rs_tensor flat = {.name = "c", .ndim = 1, .shape = {wanted}};
+        rs_space *other;
+        rs_layout layout;
+        rs_placement *placement;
+        rs_memory memory = {0};
+        rs_checkpoint *checkpoint;
+        OK(rs_space_create(&other));
+        OK(rs_space_add_role(other, &param, NULL));
+        OK(rs_space_add_tensor(other, &flat, NULL));
+        OK(rs_layout_parse("dp=1", &layout));
+        OK(rs_layout_placement(other, &layout, &placement));
+        OK(rs_memory_allocate(placement, 0, &memory));
+        OK(rs_checkpoint_open(root, NULL, &checkpoint));
+        assert_int_equal(
+            rs_checkpoint_load(checkpoint, placement, 0, &memory, NULL), RS_ERR_MISMATCH);
+        assert_true((strstr(rs_error_message(),
+                         "the checkpoint has [0:3,0:5,0:7]; 105/4 elements are 27: one may be a "
+                         "rank's flat shard") != NULL) == (wanted == 27));
+        rs_checkpoint_close(checkpoint);
+        rs_memory_free(&memory);
+        rs_placement_destroy(placement);
+        rs_space_destroy(other);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_turned),
         cmocka_unit_test(test_gaps),
+        cmocka_unit_test(test_flat),
     };
     return cmocka_run_group_tests(tests, make, clear);
 }

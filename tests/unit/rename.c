@@ -509,6 +509,13 @@ static void test_refused(void **state)
     find("h.0.mlp.c_fc.weight")->shape[0]--;
     expect("\"h.0.mlp.c_fc.weight\": the model wants [0:6,0:10], the checkpoint has [0:5,0:10]",
         false, 0);
+    /* A17: it has as many elements as a flat shard of it has. */
+    begin();
+    add_gpt2("");
+    find("h.0.mlp.c_fc.weight")->ndim = 1;
+    find("h.0.mlp.c_fc.weight")->shape[0] = 8;
+    expect(
+        "the checkpoint has [0:8]; 60/8 elements are 8: one may be a rank's flat shard", false, 0);
     begin();
     add_gpt2("");
     row *embed = find("wte.weight");
