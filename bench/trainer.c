@@ -203,7 +203,7 @@ static double journal_seconds(const rs_train_options *options)
         rs_update_create(&bare, adamw, &gradients, &plain) != RS_OK)
         fail("update");
     for (int i = 0; i < JOURNAL_ROUNDS; i++) {
-        rs_update_rate rate = {i + 1, 1e-4f, 1};
+        rs_update_rate rate = {i + 1, 1e-4f, 1, 0};
         double begun = clock_seconds();
         rs_update_apply(plain, &rate);
         without[i] = clock_seconds() - begun;

@@ -58,6 +58,8 @@ typedef struct rs_model {
     bool norm_topk;     /* the weights of a token's experts are scaled to sum to 1 */
     bool router_bias;   /* added to choose experts, not to weigh them; moved by a rule, not by
                            gradients (DeepSeek-V3) */
+    bool router_counts; /* the trainer moves that bias: it has the state of a tensor that is
+                           trained, of which the first role is how many tokens chose each expert */
     double aux_loss;    /* coefficient of the load balancing loss */
     int64_t mtp_layers; /* behind the last: they predict further tokens (DeepSeek-V3) */
 
@@ -133,7 +135,7 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq) RS_MUST_C
  * Facts (space.h) that dialects ask for: "family", "tied" ("true" or "false"), "layers", "hidden",
  * "heads", "kv_heads", "head_dim", "experts".
  * Matrices take part in weight decay; norms and biases do not. layers.router.bias is float32 and
- * has no role but param.
+ * has no role but param, unless router_counts.
  */
 rs_status rs_model_space(const rs_model *model, rs_dtype dtype, rs_space **out) RS_MUST_CHECK;
 

@@ -19,10 +19,11 @@
 #include "cli/subject.h"
 #include "reshard/move.h"
 #include "reshard/plan.h"
+#include "train/moe_forecast.h"
 
 typedef struct plan_args {
     const char *model, *from, *to, *dtype, *optimizer, *freeze, *svg;
-    int64_t ranks_per_node, rank;
+    int64_t ranks_per_node, rank, seq, micro_batch, global_batch;
     double intra, inter;
     bool json, force;
 } plan_args;
@@ -51,6 +52,13 @@ static const cli_option options[] = {
         .target = AT(intra)},
     {CLI_REAL, "inter-gbps", "Y", "GB/s that enter a node, and as many that leave it",
         .target = AT(inter)},
+    {CLI_INT, "seq", "T",
+        "tokens of a sequence; with the next two, for the memory of rows at experts", "256",
+        .target = AT(seq), .minimum = 1},
+    {CLI_INT, "micro-batch", "b", "sequences of one forward pass", "2", .target = AT(micro_batch),
+        .alias = "micro-batch-size", .minimum = 1},
+    {CLI_INT, "global-batch", "B", "sequences of a step", "8", .target = AT(global_batch),
+        .alias = "global-batch-size", .minimum = 1},
     {CLI_FLAG, "json", NULL, "print JSON", .target = AT(json)},
     {CLI_TEXT, "svg", "FILE",
         "draw who holds what before and after, and who sends how much to whom", .target = AT(svg)},
@@ -67,6 +75,7 @@ typedef struct report {
     rs_plan_options how;
     rs_plan_totals totals;
     rs_plan *rank_plan; /* NULL without --rank */
+    rs_moe_forecast rows_before, rows_after;
     double worst, median;
     int timed; /* ranks whose plans were timed */
 } report;
@@ -112,6 +121,10 @@ static rs_status make_report(report *r)
     RS_TRY(rs_layout_placement(r->subject.space, &r->from, &r->before));
     RS_TRY(rs_layout_placement(r->subject.space, &r->to, &r->after));
     RS_TRY(time_plans(r));
+    const rs_moe_load load = {r->args->seq, r->args->micro_batch, r->args->global_batch};
+    const subject *s = &r->subject;
+    RS_TRY(rs_moe_forecast_make(&s->model, s->space, &r->from, &load, &r->rows_before));
+    RS_TRY(rs_moe_forecast_make(&s->model, s->space, &r->to, &load, &r->rows_after));
     return rs_plan_totals_compute(r->before, r->after, &r->how, r->args->svg != NULL, &r->totals);
 }
 
@@ -151,6 +164,24 @@ static void describe_state(const rs_state_bytes *s, char *text, size_t size)
             text, size, "%s (rank %d) to %s (rank %d)", least, s->min_holder, most, s->max_holder);
 }
 
+static void describe_rows(const rs_moe_forecast *rows, char *text, size_t size)
+{
+    char worst[RS_HUMAN], even[RS_HUMAN];
+    snprintf(text, size, "%s if chosen evenly, %s at worst", rs_human_bytes(rows->even, even),
+        rs_human_bytes(rows->worst, worst));
+}
+
+/* Tokens' rows that arrive at experts: the one part of the activations that no size bounds well. */
+static void print_rows(const report *r)
+{
+    char before[128], after[128];
+    if (r->rows_before.worst == 0)
+        return;
+    describe_rows(&r->rows_before, before, sizeof before);
+    describe_rows(&r->rows_after, after, sizeof after);
+    printf("  %-12s %-46s %s\n", "experts' rows", before, after);
+}
+
 static rs_status print_state(const report *r)
 {
     const rs_space *space = r->subject.space;
@@ -166,6 +197,7 @@ static rs_status print_state(const report *r)
         printf("  %-12s %-46s %s\n", wanted >= 0 ? rs_space_role(space, wanted)->name : "total",
             old_text, new_text);
     }
+    print_rows(r);
     return RS_OK;
 }
 
@@ -240,9 +272,14 @@ static json_t *load_json(const rs_plan_load *load)
         (json_int_t)load->rank_max, "rank", load->rank, "rank_bound", (json_int_t)load->rank_bound);
 }
 
-static json_t *layout_json(const report *r, const rs_layout *layout, const rs_placement *placement)
+static json_t *layout_json(const report *r, const rs_layout *layout, const rs_placement *placement,
+    const rs_moe_forecast *rows)
 {
     json_t *out = subject_layout_json(layout, placement);
+    if (rows->worst > 0)
+        json_object_set_new(out, "expert_rows_bytes",
+            json_pack(
+                "{s:I, s:I}", "even", (json_int_t)rows->even, "worst", (json_int_t)rows->worst));
     int64_t per_node = r->args->ranks_per_node, world = rs_layout_world(layout);
     json_object_set_new(
         out, "nodes", json_integer(per_node > 0 ? (world + per_node - 1) / per_node : 1));
@@ -254,11 +291,12 @@ static int json_report(const cli_command *command, const report *r)
     const rs_plan_totals *t = &r->totals;
     json_t *out = json_pack("{s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, "
                             "s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:i}",
-        "model", subject_json(&r->subject), "from", layout_json(r, &r->from, r->before), "to",
-        layout_json(r, &r->to, r->after), "ranks_per_node", (json_int_t)r->args->ranks_per_node,
-        "bytes_moved", (json_int_t)t->moved, "bytes_minimum", (json_int_t)t->minimum,
-        "bytes_adopted", (json_int_t)t->adopted, "bytes_self", (json_int_t)t->self,
-        "rank_bytes_max", (json_int_t)t->rank_bytes_max, "rank_bytes_bound",
+        "model", subject_json(&r->subject), "from",
+        layout_json(r, &r->from, r->before, &r->rows_before), "to",
+        layout_json(r, &r->to, r->after, &r->rows_after), "ranks_per_node",
+        (json_int_t)r->args->ranks_per_node, "bytes_moved", (json_int_t)t->moved, "bytes_minimum",
+        (json_int_t)t->minimum, "bytes_adopted", (json_int_t)t->adopted, "bytes_self",
+        (json_int_t)t->self, "rank_bytes_max", (json_int_t)t->rank_bytes_max, "rank_bytes_bound",
         (json_int_t)t->rank_bytes_bound, "bound_kind", t->bound_kind, "node", load_json(&t->node),
         "remote", load_json(&t->remote), "node_bytes_max", (json_int_t)t->node_bytes_max,
         "node_bytes_bound", (json_int_t)t->node_bytes_bound, "peak_safe", (json_int_t)t->peak_safe,

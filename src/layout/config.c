@@ -182,12 +182,22 @@ static rs_status read_step(const json_t *root, const char *key)
     return RS_OK;
 }
 
+/* A bias in the router, as DeepSeek says it. */
+static rs_status read_router_bias(const json_t *root, rs_model *out)
+{
+    const char *choice = NULL;
+    RS_TRY(read_text(root, "topk_method", "greedy", 32, &choice));
+    out->router_bias = out->router_counts = strcmp(choice, "noaux_tc") == 0;
+    return RS_OK;
+}
+
 static rs_status read_mixtral(const json_t *root, rs_model *out)
 {
     RS_TRY(read_integer(root, "num_local_experts", -1, &out->experts));
     RS_TRY(read_integer(root, "num_experts_per_tok", -1, &out->experts_per_token));
     out->expert_ffn = out->ffn;
     out->norm_topk = true;
+    RS_TRY(read_router_bias(root, out));
     return read_real_or_zero(root, "router_aux_loss_coef", 0.001, &out->aux_loss);
 }
 
@@ -198,6 +208,7 @@ static rs_status read_qwen_moe(const json_t *root, rs_model *out)
     RS_TRY(read_integer(root, "moe_intermediate_size", -1, &out->expert_ffn));
     RS_TRY(read_bool(root, "norm_topk_prob", &out->norm_topk));
     RS_TRY(read_dense_layers(root, out));
+    RS_TRY(read_router_bias(root, out));
     return read_real_or_zero(root, "router_aux_loss_coef", 0.001, &out->aux_loss);
 }
 

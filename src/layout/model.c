@@ -172,7 +172,7 @@ rs_status rs_model_check_trainable(const rs_model *model, int64_t seq)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "model %s: its latent attention (kv_lora_rank %" PRId64 ") is not computed",
             model->name, model->kv_rank);
-    if (model->experts > 0 && model->router_bias)
+    if (model->experts > 0 && model->router_bias && !model->router_counts)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "model %s: the bias with which its router chooses experts is not moved", model->name);
     if (model->experts > 0 && model->mtp_layers > 0)

@@ -238,9 +238,12 @@ static rs_tensor tensor_of(const rs_model *model, const row *of, const layer_lis
     return tensor;
 }
 
-/* A router's bias is moved by a rule, not by gradients: it has a value and no more, in float32. */
-static rs_status set_router_bias(rs_space *space)
+/* A router's bias that something else than the trainer moves has a value and no more, in float32.
+ */
+static rs_status set_router_bias(const rs_model *model, rs_space *space)
 {
+    if (model->router_counts)
+        return RS_OK;
     int bias = rs_space_find_tensor(space, "layers.router.bias");
     for (int role = 0; bias >= 0 && role < rs_space_role_count(space); role++)
         RS_TRY(rs_space_set_dtype(space, bias, role, role == 0 ? RS_DTYPE_F32 : RS_DTYPE_NONE));
@@ -295,7 +298,7 @@ rs_status rs_training_space(
         RS_TRY_GOTO(rs_space_add_tensor(space, &tensor, NULL), fail);
     }
     RS_TRY_GOTO(rs_training_set_roles(space, training, optimizer), fail);
-    RS_TRY_GOTO(set_router_bias(space), fail);
+    RS_TRY_GOTO(set_router_bias(model, space), fail);
     RS_TRY_GOTO(set_facts(model, space), fail);
     *out = space;
     return RS_OK;

@@ -38,6 +38,7 @@ static const row layer_rows[] = {
     {"layers.mlp.up.bias", offsetof(rs_stage_layer, up_bias)},
     {"layers.mlp.down.bias", offsetof(rs_stage_layer, down_bias)},
     {"layers.router.weight", offsetof(rs_stage_layer, router)},
+    {"layers.router.bias", offsetof(rs_stage_layer, router_bias)},
     {"layers.experts.gate.weight", offsetof(rs_stage_layer, expert_gate)},
     {"layers.experts.up.weight", offsetof(rs_stage_layer, expert_up)},
     {"layers.experts.down.weight", offsetof(rs_stage_layer, expert_down)},

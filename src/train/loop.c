@@ -22,6 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
@@ -331,7 +332,9 @@ static rs_step_note make_note(const rs_job *job, int64_t step, const verdict *v,
 {
     const rs_train_options *o = job->options;
     double norm = sqrt(v->square), lr = rs_learning_rate(o->lr, o->warmup, o->steps, step);
-    return (rs_step_note){.rate = {step, (float)lr, (float)rs_clip_factor(norm)},
+    double chosen = (double)(o->global_batch * o->seq * job->model.experts_per_token);
+    float share = (float)(chosen / (double)rs_max64(1, job->model.experts));
+    return (rs_step_note){.rate = {step, (float)lr, (float)rs_clip_factor(norm), share},
         .loss = v->loss,
         .grad_norm = norm,
         .lr = lr,

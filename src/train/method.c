@@ -1,5 +1,6 @@
 /*
- * AdamW, SGD and Muon, element by element. docs/training.md has the formulas; constants are theirs.
+ * AdamW, SGD, Muon, and the rule for routers' biases, element by element. docs/training.md has the
+ * formulas; constants are theirs.
  *
  * AdamW: Loshchilov and Hutter, arXiv 1711.05101.
  */
@@ -16,6 +17,7 @@
 #define EPSILON 1e-8
 #define MOMENTUM 0.9
 #define WEIGHT_DECAY 0.1
+#define BIAS_STEP 0.001f
 
 typedef struct adamw {
     float keep; /* factor of the weight: 1 - lr * decay */
@@ -82,6 +84,27 @@ static void apply_muon(const rs_method_rate *rate, const rs_method_run *run)
     float keep = rate->decay ? (float)(1 - rate->lr * WEIGHT_DECAY) : 1;
     muon_run((float)rate->lr, keep, rate->clip, run->count, run->gradient, run->direction,
         run->weight, run->roles[0]);
+}
+
+/* An expert that more tokens chose than its share is chosen less easily. Wang et al., arXiv
+ * 2408.15664. */
+static void apply_balance(const rs_method_rate *rate, const rs_method_run *run)
+{
+    for (int64_t i = 0; i < run->count; i++) {
+        float more = run->gradient[i] - rate->share;
+        run->roles[0][i] = run->gradient[i];
+        run->weight[i] -= BIAS_STEP * (float)((more > 0) - (more < 0));
+    }
+}
+
+bool rs_method_counts(const rs_tensor *tensor)
+{
+    return strcmp(tensor->name, "layers.router.bias") == 0;
+}
+
+rs_method rs_method_for(const rs_optimizer *optimizer, const rs_tensor *tensor)
+{
+    return rs_method_counts(tensor) ? apply_balance : rs_method_of(optimizer);
 }
 
 bool rs_method_directs(const rs_optimizer *optimizer)

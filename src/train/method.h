@@ -16,8 +16,9 @@
 typedef struct rs_method_rate {
     int64_t step; /* from 1 */
     double lr;
-    float clip; /* factor of the gradient */
-    bool decay; /* the tensor's weights decay */
+    float clip;  /* factor of the gradient */
+    float share; /* of rs_update_rate */
+    bool decay;  /* the tensor's weights decay */
 } rs_method_rate;
 
 /* A run of elements: their values in float32, and the roles that the optimizer keeps of them. */
@@ -33,6 +34,11 @@ typedef void (*rs_method)(const rs_method_rate *rate, const rs_method_run *run);
 
 /* NULL where the trainer does not compute it. */
 rs_method rs_method_of(const rs_optimizer *optimizer);
+
+/* The same for one tensor: whatever the optimizer, a router's bias is moved against the number of
+ * tokens that chose each expert, which stands in place of its gradient (rs_method_counts). */
+rs_method rs_method_for(const rs_optimizer *optimizer, const rs_tensor *tensor);
+bool rs_method_counts(const rs_tensor *tensor);
 
 /* Whether its elements go in a direction that is made of whole matrices beforehand (muon.h). */
 bool rs_method_directs(const rs_optimizer *optimizer);

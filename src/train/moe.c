@@ -286,8 +286,8 @@ static rs_status route_forward(
     int64_t rows = batch * moe->route.seq;
     rs_product_forward(rows, hidden, moe->route.experts, normed, hidden, w->router,
         s->probabilities, moe->route.experts, false);
-    s->routing.close =
-        rs_route_choose(moe->threads, &moe->route, rows, s->probabilities, s->choice, s->weight);
+    s->routing.close = rs_route_choose(
+        moe->threads, &moe->route, rows, w->router_bias, s->probabilities, s->choice, s->weight);
     rs_route_count(&moe->route, batch, s->choice, s->counts);
     if (moe->tp.cp.sum != NULL && batch > 0)
         RS_TRY(moe->tp.cp.sum(moe->tp.cp.context, s->counts, batch * moe->route.experts));
@@ -423,6 +423,8 @@ static void route_backward(rs_moe *moe, const rs_stage_layer *w, const rs_stage_
     int64_t begin, end;
     float *dopen = moe->sums + rows * moe->route.chosen;
     own_rows(moe, rows, &begin, &end);
+    if (g->router_bias != NULL)
+        rs_route_add(&moe->route, rows, s->choice, g->router_bias);
     rs_route_backward(&moe->route, rows, s->choice, s->weight, moe->sums, s->counts, scale,
         s->probabilities, moe->pull);
     rs_product_weight_gradient(
@@ -467,4 +469,12 @@ rs_status rs_moe_backward(rs_moe *moe, const rs_stage_layer *w, const rs_stage_l
 void rs_moe_routing(const rs_moe *moe, int slot, int64_t layer, rs_stage_routing *out)
 {
     *out = saved_of(moe, slot, layer)->routing;
+}
+
+int64_t rs_moe_bytes(const rs_moe *moe)
+{
+    int64_t floats = moe->expert_act_capacity * moe->width;
+    for (int64_t i = 0; i < moe->shape.slots * moe->layers; i++)
+        floats += moe->saved[i].capacity * (moe->shape.model.hidden + 1 + 2 * moe->width);
+    return floats * (int64_t)sizeof(float) + rs_dispatch_bytes(moe->dispatch);
 }

@@ -38,4 +38,7 @@ rs_status rs_moe_backward(rs_moe *moe, const rs_stage_layer *w, const rs_stage_l
 /* Of the layer's last forward pass in the slot: see rs_stage_routing. */
 void rs_moe_routing(const rs_moe *moe, int slot, int64_t layer, rs_stage_routing *out);
 
+/* Bytes of the memory for rows that arrived at experts (moe_forecast.h). */
+int64_t rs_moe_bytes(const rs_moe *moe);
+
 #endif

@@ -313,3 +313,8 @@ rs_status rs_dispatch_back(
     *returned = d->arrived.data;
     return RS_OK;
 }
+
+int64_t rs_dispatch_bytes(const rs_dispatch *d)
+{
+    return (d->wire.capacity + d->arrived.capacity + d->room.capacity) * (int64_t)sizeof(float);
+}

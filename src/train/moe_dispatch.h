@@ -85,4 +85,7 @@ rs_status rs_dispatch_room(
 rs_status rs_dispatch_back(rs_dispatch *dispatch, const rs_dispatch_plan *plan, int64_t width,
     float **returned) RS_MUST_CHECK;
 
+/* Bytes of the memory for rows that arrived, as they came, were computed and went back. */
+int64_t rs_dispatch_bytes(const rs_dispatch *dispatch);
+
 #endif

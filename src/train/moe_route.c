@@ -36,22 +36,28 @@ RS_CLONES static void softmax(int64_t count, float *x)
         x[i] *= scale;
 }
 
-/* The best `k` of p by insertion, the first of equals staying in front; returns the best that is
- * left out, -1 if none is. */
-static float best(int64_t count, const float *p, int64_t k, int32_t *choice)
+static float score(const float *p, const float *bias, int64_t e)
+{
+    return bias != NULL ? p[e] + bias[e] : p[e];
+}
+
+/* The best `k` by insertion, the first of equals staying in front; returns by how much the last of
+ * them is better than the best that is left out, 1 if none is. */
+static float best(int64_t count, const float *p, const float *bias, int64_t k, int32_t *choice)
 {
     int64_t have = 0;
-    float left = -1;
+    float left = -INFINITY;
     for (int64_t e = 0; e < count; e++) {
         int64_t at = have;
-        while (at > 0 && p[e] > p[choice[at - 1]])
+        float own = score(p, bias, e);
+        while (at > 0 && own > score(p, bias, choice[at - 1]))
             at--;
         if (at == k) {
-            left = p[e] > left ? p[e] : left;
+            left = own > left ? own : left;
             continue;
         }
         if (have == k) {
-            float last = p[choice[k - 1]];
+            float last = score(p, bias, choice[k - 1]);
             left = last > left ? last : left;
         } else {
             have++;
@@ -60,11 +66,11 @@ static float best(int64_t count, const float *p, int64_t k, int32_t *choice)
             choice[i] = choice[i - 1];
         choice[at] = (int32_t)e;
     }
-    return left;
+    return k < count ? score(p, bias, choice[k - 1]) - left : 1;
 }
 
-int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, float *probabilities,
-    int32_t *choice, float *weight)
+int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, const float *bias,
+    float *probabilities, int32_t *choice, float *weight)
 {
     int64_t k = route->chosen;
     int64_t close = 0;
@@ -73,8 +79,7 @@ int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, floa
         float *p = probabilities + t * route->experts;
         int32_t *c = choice + t * k;
         softmax(route->experts, p);
-        float left = best(route->experts, p, k, c);
-        close += left >= 0 && p[c[k - 1]] - left < RS_ROUTE_CLOSE;
+        close += best(route->experts, p, bias, k, c) < RS_ROUTE_CLOSE;
         float total = 0;
         for (int64_t j = 0; j < k; j++)
             total += p[c[j]];
@@ -82,6 +87,12 @@ int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, floa
             weight[t * k + j] = route->norm ? p[c[j]] / total : p[c[j]];
     }
     return close;
+}
+
+void rs_route_add(const rs_route *route, int64_t tokens, const int32_t *choice, float *total)
+{
+    for (int64_t i = 0; i < tokens * route->chosen; i++)
+        total[choice[i]] += 1;
 }
 
 void rs_route_count(const rs_route *route, int64_t sequences, const int32_t *choice, float *counts)

@@ -24,10 +24,14 @@ typedef struct rs_route {
 /*
  * `probabilities` [tokens, experts] holds the router's outputs and gets their softmax. Of each
  * token, `choice` and `weight` [tokens, chosen] get the experts, the most probable first and of
- * equals the one with the lower number, and what they count. Returns how many choices are close.
+ * equals the one with the lower number, and what they count. `bias` [experts], NULL for none, is
+ * added to the probabilities to choose, not to weigh. Returns how many choices are close.
  */
-int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, float *probabilities,
-    int32_t *choice, float *weight);
+int64_t rs_route_choose(int threads, const rs_route *route, int64_t tokens, const float *bias,
+    float *probabilities, int32_t *choice, float *weight);
+
+/* Adds to `total` [experts] how many of the tokens' choices are each expert. */
+void rs_route_add(const rs_route *route, int64_t tokens, const int32_t *choice, float *total);
 
 /* How often the tokens of each sequence that are here chose each expert: `counts` [sequences,
  * experts]. Summed over the ranks that have the others, they are those of whole sequences. */

@@ -730,3 +730,8 @@ void rs_stage_routed(const rs_stage *stage, int number, int64_t layer, rs_stage_
     if (rs_moe_has(&stage->shape, stage->shape.layer_begin + layer))
         rs_moe_routing(stage->moe, number, layer, out);
 }
+
+int64_t rs_stage_expert_bytes(const rs_stage *stage)
+{
+    return stage->moe != NULL ? rs_moe_bytes(stage->moe) : 0;
+}

@@ -117,6 +117,7 @@ typedef struct rs_stage_layer {
     float *up_bias;
     float *down_bias;
     float *router;      /* [E, H] */
+    float *router_bias; /* [E]; its gradient is how many tokens chose each expert */
     float *expert_gate; /* [experts local, G local, H], and the others of the same experts */
     float *expert_up;
     float *expert_down; /* [experts local, H, G local] */
@@ -196,5 +197,8 @@ typedef struct rs_stage_routing {
 
 /* `layer` is counted from the stage's first. All zero for a layer without experts. Local. */
 void rs_stage_routed(const rs_stage *stage, int slot, int64_t layer, rs_stage_routing *out);
+
+/* Bytes of the memory for rows that arrived at experts; 0 for a model without. Local. */
+int64_t rs_stage_expert_bytes(const rs_stage *stage);
 
 #endif

@@ -130,6 +130,8 @@ static rs_status add_cell(rs_update *update, const rs_cell *cell, size_t family,
 {
     filing f = {
         update, {.tensor = cell->tensor, .family = family, .own = own, .counted = cell->counted}};
+    if (rs_method_counts(rs_space_tensor(update->state->space, cell->tensor)))
+        f.like.counted = false; /* it is no gradient */
     int64_t volume = rs_box_volume(&cell->box);
     rs_box parts[2 * RS_MAX_DIMS];
     for (int64_t done = 0; done < volume; done += CHUNK) {
@@ -246,7 +248,7 @@ static rs_status make_methods(rs_update *update, const rs_optimizer *optimizer)
         if (rs_state_update_role(state, t) < 0)
             continue;
         m->value = state->roles.master >= 0 ? state->roles.master : state->roles.param;
-        m->apply = rs_method_of(own);
+        m->apply = rs_method_for(own, rs_space_tensor(state->space, t));
         for (int i = 0; i < RS_OPTIMIZER_ROLES; i++)
             m->roles[i] =
                 own->roles[i] != NULL ? rs_space_find_role(state->space, own->roles[i]) : -1;
@@ -412,6 +414,7 @@ static void apply_chunk(const rs_update *update, const chunk *c, const rs_update
     const rs_method_rate how = {.step = rate->step,
         .lr = (double)rate->lr,
         .clip = rate->clip,
+        .share = rate->share,
         .decay = rs_space_tensor(state->space, c->tensor)->decay};
     rs_method_run run = {.count = c->count, .gradient = c->gradient, .direction = c->direction};
     run.weight = rs_state_element(state, m->value, c->begin);

@@ -22,7 +22,8 @@ typedef struct rs_update rs_update;
 typedef struct rs_update_rate {
     int64_t step;
     float lr;
-    float clip; /* factor of the gradient */
+    float clip;  /* factor of the gradient */
+    float share; /* tokens that an expert gets where all get as many; 0: there are none */
 } rs_update_rate;
 
 /* Linear warm-up from lr / warmup, then a cosine to a tenth of `lr` at step `steps`. */

@@ -71,6 +71,20 @@ for picture in "$pictures"/*.svg; do
 done
 check "documents show all of them" bash -c "[ \$(ls drawn | wc -l) -eq \$(ls '$pictures'/*.svg | wc -l) ]"
 
+# What tokens at experts take: 4 layers of 8 experts, 2 a token. Of each of 512 tokens one rank gets two rows, and keeps of
+# each in each layer 256 + 1 + 2 x 352 floats; three times 257 and 352 serve all layers in turn. On dp=2,ep=2 both ranks may
+# send all of their rows to one.
+rows() {
+    holds "$1" plan --model mixtral-tiny --dtype fp32 "${@:2}" --json
+}
+rows 'j["to"]["expert_rows_bytes"]["worst"] == 2 * j["to"]["expert_rows_bytes"]["even"] > 0' --from dp=1 --to dp=2,ep=2
+rows 'j["from"]["expert_rows_bytes"]["worst"] == j["from"]["expert_rows_bytes"]["even"] > 0' --from dp=1 --to dp=2,ep=2
+rows 'j["to"]["expert_rows_bytes"]["worst"] == 2 * j["from"]["expert_rows_bytes"]["worst"]' --from dp=1 --to dp=2,ep=2
+rows 'j["from"]["expert_rows_bytes"]["worst"] == 1024 * 4 * (4 * (257 + 704) + 3 * 257 + 352)' --from dp=1 --to dp=2
+rows 'j["from"]["expert_rows_bytes"] == j["to"]["expert_rows_bytes"]' --from dp=1 --to dp=2
+expect 0 "experts' rows .* if chosen evenly, .* at worst" plan --model mixtral-tiny --from dp=1 --to dp=2,ep=2
+holds '"expert_rows_bytes" not in j["to"]' plan "${tiny[@]}" --from tp=2 --to tp=1 --json
+
 refuse 2 '--from: .*tpp' plan "${tiny[@]}" --from tpp=2 --to tp=1
 refuse 2 '--rank: wanted a rank from 0 to 3, found 9' plan "${tiny[@]}" --from tp=2 --to tp=4 --rank 9
 refuse 2 '--force' plan "${tiny[@]}" --from tp=2 --to tp=4 --force

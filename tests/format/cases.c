@@ -573,8 +573,8 @@ static void test_kinds(void **state)
         }
 }
 
-/* H04, I12: views of one storage, beside each other, overlapping, turned: three tensors of their
- * own bytes where they are written. */
+/* D09, H04, I12: views of one storage, beside each other, overlapping, turned: three tensors of
+ * their own bytes where they are written. */
 static void test_views(void **state)
 {
     (void)state;

@@ -612,6 +612,34 @@ def bfloat16(j):
         check(min(values) - width <= loss <= max(values) + width, f"step {step}: loss {loss}, spread {values}")
 
 
+# Axes and levels that bfloat16 above has not: (model, layouts with their ranks).
+BFLOAT16 = [("llama-deep", [("pp=2,vpp=2,dp=2", 4), ("tp=2,sp=on,dp=2,zero=1", 4), ("cp=2,dp=2", 4), ("dp=3,zero=2", 3),
+                            ("dp=4,zero=3", 4), ("dp=3,zero=3,zero_cut=dim0", 3), ("dp=4,zero=2,zero_cut=param", 4),
+                            ("tp=2,sp=on,cp=2,pp=2,vpp=2,zero=3", 8)]),
+            ("qwen2-moe-small", [("dp=4,ep=4", 4), ("tp=2,dp=2,etp=1,ep=4,zero=2", 4), ("cp=2,dp=2,ep=4,zero=3", 4),
+                                 ("vpp=3,dp=2,ep=2,zero=3,zero_cut=param", 2), ("pp=3,tp=2,etp=2,sp=on", 6)])]
+
+
+@case
+def bfloat16_axes(j):
+    """So they do under every axis and ZeRO level: losses stay near those in float32, and a checkpoint goes on to the bit."""
+    for model, layouts in BFLOAT16:
+        changes = {"model": os.path.join(jobs.HERE, "models", model), "steps": 16}
+        exact = unswitched(j, **changes)
+        for layout, ranks in layouts:
+            whole = j.run(ranks, layout=layout, dtype="bfloat16", save_every=8, **changes)
+            worst = compare(whole, exact, 1e-2, f"bfloat16, {model}, {layout}")
+            again = j.resume(whole.folder, resume=8)
+            check(again.losses == whole.losses, f"{model}, {layout}: {again.losses} instead of {whole.losses}")
+            print(f"bfloat16, {model}, {layout} on {ranks}: within {worst:.2g} of float32, and resumed to the bit")
+            check(worst > 1e-6, f"{model}, {layout}: that is float32")
+        path = [layout for layout, ranks in layouts if ranks <= 4]
+        result = j.run(4, layout=path[0], dtype="bfloat16", switches=[f"{3 * i + 3}:{l}" for i, l in enumerate(path[1:5])],
+                       **changes)
+        check_switches(result, len(path[1:5]))
+        compare(result, exact, 1e-2, f"bfloat16, {model}, through switches")
+
+
 @case
 def repeats(j):
     """A layout repeats its run bit for bit."""

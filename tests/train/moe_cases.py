@@ -8,6 +8,7 @@ from cases import against_oracle, case, check_back, check_switches, main
 from jobs import check, compare, oracle
 
 MODELS = ("mixtral-small", "qwen2-moe-small", "qwen3-moe-small")
+BIASED = "qwen3-moe-bias"  # its router has a bias
 
 
 def path(model):
@@ -164,6 +165,49 @@ def experts_switch(j):
     for what, changes in (("tight", {"tight": True}), ("MPI", {"transport": "mpi"})):
         switched(j, MODELS[1], what, 16,
                  ["dp=4,ep=4,zero=1", "tp=2,dp=2,etp=2,ep=2", "pp=3", "dp=4,ep=2,zero=1"], **changes)
+
+
+# No choice of these 4,096, of which rounding could turn one, has a smaller margin in PyTorch than 2e-6.
+WIDE = {"model": path("qwen3-moe-small"), "steps": 16, "global_batch": 4, "seq": 16, "seed": 31, "fault_routing": True}
+
+
+@case
+def experts_equal(j):
+    """Where no choice is close every token has its experts under every layout and through every switch, and losses keep
+    their 1e-5."""
+    reference = j.run(1, layout="dp=1", **WIDE)
+    wanted = routing_of(reference)
+    layouts = ["dp=2,ep=2", "tp=2,dp=2,ep=4,etp=1,zero=1", "pp=2,dp=2,ep=2", "tp=2,etp=2", "dp=4,ep=4,zero=1", "tp=3,etp=1",
+               "dp=4,ep=2,zero=3", "cp=2,ep=2,zero=1"]
+    runs = [(layout, {"layout": layout}) for layout in layouts]
+    runs.append(("through switches", {"layout": layouts[0],
+                                      "switches": [f"{2 * i + 2}:{layout}" for i, layout in enumerate(layouts[1:])]}))
+    for what, changes in runs:
+        result = j.run(4, **{**WIDE, **changes})
+        worst = compare(result, reference.losses, 1e-5, what)
+        check(routing_of(result) == wanted, f"{what}: tokens have other experts")
+        print(f"{what}: worst relative difference {worst:.2g}, {sum(map(len, wanted.values())) // 3} choices the same")
+
+
+@case
+def experts_bias(j):
+    """So they are where routers have a bias, which is moved by how many tokens chose each expert: state like any other."""
+    layouts = [("dp=1", 1), ("dp=4,ep=4", 4), ("tp=2,dp=2,etp=1,ep=4,zero=1", 4), ("pp=3,dp=2,ep=2", 6),
+               ("cp=2,tp=2,sp=on,ep=2,etp=2,zero=2", 4), ("dp=3,ep=3,zero=3", 3), ("dp=4,ep=2,zero=3,zero_cut=param", 4),
+               ("tp=2,dp=2,ep=2,zero=2,zero_cut=dim0", 4)]
+    experts_against_oracle(j, BIASED, layouts)
+    meshes = [layout for layout, _ in layouts if layout not in ("dp=1", "pp=3,dp=2,ep=2")]
+    switched(j, BIASED, "bias", 24, meshes)
+    for there, back in zip(meshes, meshes[1:] + meshes[:1]):
+        result = j.run(4, layout=there, steps=4, switches=[f"2:{back}", f"2:{there}"], fault_hashes=True, model=path(BIASED))
+        check_back(result, f"{there} -> {back} -> {there}")
+    whole = j.run(4, layout=meshes[0], steps=8, save_every=4, model=path(BIASED), dtype="bfloat16")
+    again = j.resume(whole.folder, resume=4)
+    check(again.losses == whole.losses, f"bfloat16: {again.losses} instead of {whole.losses}")
+    for changes in ({"optimizer": "sgd", "lr": 0.03}, {"optimizer": "muon", "lr": 0.01}, {"freeze": "layers.router.bias"}):
+        reference = unswitched(j, BIASED, steps=8, **changes)
+        result = j.run(4, layout="dp=4,ep=4", steps=8, model=path(BIASED), fault_routing=True, **changes)
+        compare_choices(result, reference, f"bias, {changes}", oracle(BIASED)[1]["chosen"])
 
 
 @case

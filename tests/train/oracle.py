@@ -94,6 +94,7 @@ class Config:
         step, without = c.get("decoder_sparse_step", 1), c.get("mlp_only_layers", [])
         self.sparse = [l for l in range(self.layers) if self.experts and l not in without and (l + 1) % step == 0]
         self.dense = [l for l in range(self.layers) if l not in self.sparse]
+        self.router_bias = self.experts > 0 and c.get("topk_method") == "noaux_tc"
         self.balance = c.get("router_aux_loss_coef", 0.001)
         self.eps, self.theta = c["rms_norm_eps"], c.get("rope_theta", 10000.0)
 
@@ -111,6 +112,8 @@ class Config:
             D, E, G, S = len(self.sparse), self.experts, self.expert_ffn, self.shared
             shapes.update({"layers.router.weight": (D, E, H), "layers.experts.gate.weight": (D, E, G, H),
                            "layers.experts.up.weight": (D, E, G, H), "layers.experts.down.weight": (D, E, H, G)})
+            if self.router_bias:
+                shapes["layers.router.bias"] = (D, E)
             if S:
                 shapes.update({"layers.shared.gate.weight": (D, S, H), "layers.shared.up.weight": (D, S, H),
                                "layers.shared.down.weight": (D, H, S), "layers.shared.switch.weight": (D, 1, H)})
@@ -161,8 +164,10 @@ def experts(c, w, l, h, routing):
     gets, token by token, the experts in ascending order, and whether the choice is close."""
     batch, seq, hidden = h.shape
     probabilities = (h @ w["layers.router.weight"][l].T).softmax(-1)
-    order = torch.sort(probabilities, dim=-1, descending=True, stable=True)
-    chosen, weight = order.indices[..., : c.chosen], order.values[..., : c.chosen]
+    bias = w["layers.router.bias"][l] if c.router_bias else 0
+    order = torch.sort(probabilities + bias, dim=-1, descending=True, stable=True)
+    chosen = order.indices[..., : c.chosen]
+    weight = probabilities.gather(-1, chosen)
     margin = order.values[..., c.chosen - 1] - order.values[..., c.chosen] if c.chosen < c.experts else None
     if c.norm_topk:
         weight = weight / weight.sum(-1, keepdim=True)
@@ -174,6 +179,7 @@ def experts(c, w, l, h, routing):
         opening = torch.sigmoid(h @ w["layers.shared.switch.weight"][l].T)
         y = y + opening * gated(h, *(w[f"layers.shared.{part}.weight"][l] for part in ("gate", "up", "down")))
     used = torch.nn.functional.one_hot(chosen, c.experts).sum(2).to(h.dtype).mean(1)  # [batch, expert]
+    c.loads[l] = used.sum(0) * seq
     balance = c.experts * (used * probabilities.mean(1)).sum(-1).mean()
     ascending = chosen.sort(-1).values
     routing.append(("".join(f"{e:x}" for e in ascending.reshape(-1).tolist()),
@@ -308,15 +314,19 @@ def run(config, data_path, o, dtype):
     states = {name: {} for name in trained}
     losses, norms, balances, routings = [], [], [], []
     for step in range(1, o["steps"] + 1):
-        routing = []
+        routing, c.loads = [], {}
         c.drop = lambda name, l, x: dropout(c, o, step, name, l, x)
         loss, balance = loss_of(c, w, *samples(data, step, o["global_batch"], o["seq"]), routing)
-        gradients = dict(zip(trained, torch.autograd.grad(loss + balance, [w[name] for name in trained])))
+        moved = [name for name in trained if name != "layers.router.bias"]
+        gradients = dict(zip(moved, torch.autograd.grad(loss + balance, [w[name] for name in moved])))
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients.values()))
         clip = 1.0 / norm if norm > 1.0 else 1.0
         lr = rate(step, o)
         with torch.no_grad():
-            for name in trained:
+            if "layers.router.bias" in trained:
+                load = torch.stack([c.loads[l] for l in range(len(c.sparse))])
+                w["layers.router.bias"].sub_(0.001 * torch.sign(load - load.sum(-1, keepdim=True) / c.experts))
+            for name in moved:
                 decay = 0.0 if name.endswith(("norm.weight", ".bias")) else 0.1
                 OPTIMIZERS[o.get("optimizer", "adamw")](w[name], gradients[name] * clip, states[name], step, lr, decay)
         losses.append(float(f"{loss.item():.9g}"))

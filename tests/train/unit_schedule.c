@@ -93,6 +93,64 @@ static void check_slots(const rs_schedule *s)
     }
 }
 
+/* The sum of the ticks of all passes where each rank does its next pass at the first tick at which
+ * what that reads was made before, and, if `bounded`, the buffer that it fills was read before;
+ * rank `scarce` has one buffer less. Where all wait for ever: INT64_MAX. */
+static int64_t sum_of_ticks(pipeline *p, bool bounded, int scarce)
+{
+    static int64_t at[2][MOST_STAGES][MOST_MICROS]; /* from 1 on; 0: not done */
+    int64_t sum = 0;
+    memset(at, 0, sizeof at);
+    memset(p->senders, 0, (size_t)p->pp * sizeof *p->senders);
+    bool left = true, moved = true;
+    for (int64_t tick = 1; left; tick++) {
+        if (!moved)
+            return INT64_MAX;
+        left = moved = false;
+        for (int r = 0; r < p->pp; r++) {
+            const rs_schedule *s = &p->schedules[r];
+            sender *me = &p->senders[r];
+            if (me->turn == s->count)
+                continue;
+            left = true;
+            const rs_turn *t = &s->turns[me->turn];
+            int stage = t->chunk * p->pp + r, source = other_stage(p, stage, t->backward, true);
+            int reader = other_stage(p, stage, t->backward, false);
+            int64_t made = source < 0 ? -1 : at[t->backward][source][t->micro];
+            int64_t old = me->sent - s->buffers + (r == scarce);
+            if (made == 0 || made == tick)
+                continue;
+            if (bounded && reader >= 0 && old >= 0) {
+                int64_t read = at[me->backward[old]][me->stage[old]][me->micro[old]];
+                if (read == 0 || read == tick)
+                    continue;
+            }
+            if (reader >= 0) {
+                me->stage[me->sent] = reader;
+                me->micro[me->sent] = t->micro;
+                me->backward[me->sent++] = t->backward;
+            }
+            at[t->backward][stage][t->micro] = tick;
+            sum += tick;
+            me->turn++;
+            moved = true;
+        }
+        moved = moved || !left;
+    }
+    return sum;
+}
+
+/* With the buffers that a schedule asks for nobody waits for one; with one less somebody does. */
+static void check_buffers(pipeline *p)
+{
+    int64_t free_sum = sum_of_ticks(p, false, -1);
+    assert_true(free_sum < INT64_MAX);
+    assert_int_equal(sum_of_ticks(p, true, -1), free_sum);
+    for (int r = 0; r < p->pp; r++)
+        if (p->schedules[r].buffers > 1)
+            assert_true(sum_of_ticks(p, true, r) > free_sum);
+}
+
 static void check_pipeline(int pp, int chunks, int64_t micros, int *waits)
 {
     pipeline p = {pp, chunks, pp * chunks, NULL, NULL, NULL};
@@ -104,6 +162,8 @@ static void check_pipeline(int pp, int chunks, int64_t micros, int *waits)
         assert_int_equal(p.schedules[r].count, 2 * chunks * micros);
         check_slots(&p.schedules[r]);
     }
+    check_buffers(&p);
+    memset(p.senders, 0, (size_t)pp * sizeof *p.senders);
     int64_t left = 2 * (int64_t)p.stages * micros;
     while (left > 0) {
         int64_t before = left;

@@ -65,7 +65,7 @@ static void begin(rank *r, const char *model, rs_dtype dtype, const char *optimi
     assert_int_equal(
         rs_muon_runs(&r->state, r->optimizer, rs_twophase_directions(&r->state), &r->directions),
         RS_OK);
-    r->note.rate = (rs_update_rate){1, 1e-2f, 0.5f};
+    r->note.rate = (rs_update_rate){1, 1e-2f, 0.5f, 0};
 }
 
 static void end(rank *r)

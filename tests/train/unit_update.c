@@ -106,8 +106,8 @@ static void run_layout(const rs_space *space, const char *text, outcome *out)
         assert_int_equal(
             rs_update_create(&state, rs_optimizer_find("adamw"), &runs, &update), RS_OK);
         out->square += rs_update_norm(update, &runs);
-        rs_update_apply(update, &(rs_update_rate){1, 1e-2f, 0.5f});
-        rs_update_apply(update, &(rs_update_rate){2, 2e-2f, 0.25f});
+        rs_update_apply(update, &(rs_update_rate){1, 1e-2f, 0.5f, 0});
+        rs_update_apply(update, &(rs_update_rate){2, 2e-2f, 0.25f, 0});
         assert_int_equal(rs_sums_words(rs_update_sums(update), words), RS_OK);
         assert_int_equal(
             rs_update_create(&state, rs_optimizer_find("adamw"), &runs, &again), RS_OK);
@@ -257,7 +257,7 @@ static void adamw_is_as_documented(void **state)
         wanted[i] = w;
     }
     for (int k = 0; k < STEPS; k++)
-        rs_update_apply(update, &(rs_update_rate){k + 1, rates[k], clips[k]});
+        rs_update_apply(update, &(rs_update_rate){k + 1, rates[k], clips[k], 0});
     for (size_t i = 0; i < shards.count; i++) {
         double got = *(float *)rs_memory_shard(rs_state_memory(&s), &shards.items[i]);
         if (!(fabs(got - wanted[i]) <= 2e-6 * (fabs(wanted[i]) + 0.1)))

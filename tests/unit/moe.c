@@ -11,6 +11,7 @@
 
 #include "base/memory.h"
 #include "train/kernels.h"
+#include "train/moe_forecast.h"
 #include "train/moe_route.h"
 #include "support/meeting.h"
 #include "unit/stage_ranks.h"
@@ -54,7 +55,7 @@ static void test_choices(void **state)
     float original[25];
     memcpy(original, logits, sizeof original);
     rs_route route = {.experts = 5, .chosen = 3, .norm = true, .seq = 5, .whole = 5};
-    int64_t close = rs_route_choose(1, &route, 5, logits, choice, weight);
+    int64_t close = rs_route_choose(1, &route, 5, NULL, logits, choice, weight);
     assert_memory_equal(choice, wanted, sizeof wanted);
     assert_int_equal(close, 2); /* the token whose experts are all equal, and the last */
     for (int t = 0; t < 5; t++) {
@@ -71,14 +72,34 @@ static void test_choices(void **state)
     }
     memcpy(logits, original, sizeof original);
     route.norm = false;
-    rs_route_choose(2, &route, 5, logits, choice, weight);
+    rs_route_choose(2, &route, 5, NULL, logits, choice, weight);
     for (int i = 0; i < 15; i++)
         assert_true(weight[i] == logits[i / 3 * 5 + choice[i]]);
     route.chosen = 5;
     memcpy(logits, original, sizeof original);
     int32_t all[25];
     float weights[25];
-    assert_int_equal(rs_route_choose(1, &route, 5, logits, all, weights), 0);
+    assert_int_equal(rs_route_choose(1, &route, 5, NULL, logits, all, weights), 0);
+}
+
+/* A bias chooses, and does not weigh. */
+static void test_bias(void **state)
+{
+    (void)state;
+    float logits[] = {0, 1, 2, 3}, weight[2], total[4] = {5, 0, 0, 0};
+    const float bias[] = {0.9f, 0, 0, 0.01f};
+    int32_t choice[2];
+    rs_route route = {.experts = 4, .chosen = 2, .norm = false, .seq = 1, .whole = 1};
+    assert_int_equal(rs_route_choose(1, &route, 1, bias, logits, choice, weight), 0);
+    assert_true(choice[0] == 0 && choice[1] == 3);
+    assert_true(weight[0] == logits[0] && weight[1] == logits[3] && weight[0] < weight[1]);
+    rs_route_add(&route, 1, choice, total);
+    assert_true(total[0] == 6 && total[1] == 0 && total[2] == 0 && total[3] == 1);
+    /* Equal with its bias: the lower number, and close. */
+    float even[] = {0, 0, 0, 0};
+    const float same[] = {0, 0.25f, 0.25f, 0.25f};
+    assert_int_equal(rs_route_choose(1, &route, 1, same, even, choice, weight), 1);
+    assert_true(choice[0] == 1 && choice[1] == 2);
 }
 
 /* ---- one rank ---- */
@@ -154,6 +175,7 @@ typedef struct member {
     double loss;
     double balance;
     int64_t close;
+    int64_t bytes; /* of rows that arrived */
     rs_status status;
 } member;
 
@@ -249,6 +271,7 @@ static void *run_member(void *argument)
     if (m->status == RS_OK)
         m->status = rs_stage_backward(
             stage, &m->weights.tensors, &m->gradients.tensors, 0, 0.5f, NULL, NULL);
+    m->bytes = m->status == RS_OK ? rs_stage_expert_bytes(stage) : 0;
     rs_stage_destroy(stage);
     return NULL;
 }
@@ -316,8 +339,40 @@ static void part(meeting *groups, int ranks, int size)
         pthread_barrier_destroy(&groups[g].barrier);
 }
 
-/* `batches` [dp] sequences of each replica. */
-static void check_mesh(const rs_model *model, int tp, int dp, int etp, int ep, const int *batches)
+/* The forecast of a layout's rows at experts bounds the memory that each of the ranks has taken for
+ * them, the quarter in reserve left out; where all tokens choose the first experts, one rank has
+ * taken all of it. */
+static void check_forecast(const rs_stage_shape *shape, const member *members, bool rigged)
+{
+    const meshes *mesh = members[0].mesh;
+    char text[64];
+    rs_layout layout;
+    rs_space *space;
+    rs_moe_forecast said;
+    rs_model model = shape->model;
+    int64_t most = 0, batch = 0;
+    int ranks = mesh->tp * mesh->dp;
+    snprintf(
+        text, sizeof text, "tp=%d,dp=%d,etp=%d,ep=%d", mesh->tp, mesh->dp, mesh->etp, mesh->ep);
+    for (int r = 0; r < ranks; r++) {
+        most = members[r].bytes > most ? members[r].bytes : most;
+        batch = members[r].batch > batch ? members[r].batch : batch;
+    }
+    assert_int_equal(rs_layout_parse(text, &layout), RS_OK);
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
+    rs_moe_load load = {shape->seq, batch, batch * mesh->dp};
+    assert_int_equal(rs_moe_forecast_make(&model, space, &layout, &load, &said), RS_OK);
+    rs_space_destroy(space);
+    if (most > said.worst * 5 / 4)
+        fail_msg("%s: %d bytes, forecast %d", text, (int)most, (int)said.worst);
+    assert_true(said.even <= said.worst);
+    if (rigged && most < said.worst)
+        fail_msg("%s: %d bytes of %d are never taken", text, (int)most, (int)said.worst);
+}
+
+/* `batches` [dp] sequences of each replica. `rigged`: all tokens choose the first experts. */
+static void check_ranks(
+    const rs_model *model, int tp, int dp, int etp, int ep, const int *batches, bool rigged)
 {
     enum { SEQ = 5, MOST = 8 };
     uint8_t tokens[SEQ * MOST], targets[SEQ * MOST];
@@ -331,6 +386,9 @@ static void check_mesh(const rs_model *model, int tp, int dp, int etp, int ep, c
     decoder weights = random_decoder(&shape, 5);
     decoder wanted = decoder_create(&shape, 0);
     decoder got = decoder_create(&shape, 0);
+    for (int64_t l = model->dense_first; rigged && l < model->layers; l++)
+        memset(weights.tensors.layers[l].router, 0,
+            (size_t)(model->experts * model->hidden) * sizeof(float));
     double loss = run_whole(&shape, &weights, &wanted, all, tokens, targets, 0.5f);
 
     int ranks = tp * dp;
@@ -378,6 +436,7 @@ static void check_mesh(const rs_model *model, int tp, int dp, int etp, int ep, c
     }
     assert_true(fabs(sum - loss) <= 1e-5 * loss);
     assert_gradients_near(&shape, &got, &wanted, 3e-5);
+    check_forecast(&shape, members, rigged);
     for (int r = 0; r < ranks; r++) {
         decoder_destroy(&members[r].weights);
         decoder_destroy(&members[r].gradients);
@@ -397,6 +456,23 @@ static rs_model shared_model(int64_t experts, int64_t chosen, int64_t width)
     m.dense_first = 1;
     m.layers = 3;
     return m;
+}
+
+static void check_mesh(const rs_model *model, int tp, int dp, int etp, int ep, const int *batches)
+{
+    check_ranks(model, tp, dp, etp, ep, batches, false);
+}
+
+/* What `reshard plan` says of the memory of rows at experts. */
+static void test_forecast(void **state)
+{
+    (void)state;
+    rs_model m = make_model(6, 2, 5), one = make_model(3, 1, 4);
+    check_ranks(&m, 1, 4, 1, 4, (int[]){2, 2, 2, 2}, true);
+    check_ranks(&m, 2, 2, 2, 2, (int[]){2, 2}, true);
+    check_ranks(&m, 1, 4, 4, 1, (int[]){2, 2, 2, 2}, true);
+    check_ranks(&one, 1, 6, 1, 3, (int[]){1, 1, 1, 1, 1, 1}, true);
+    check_ranks(&m, 1, 1, 1, 1, (int[]){3}, true);
 }
 
 static void test_meshes(void **state)
@@ -569,11 +645,13 @@ int main(void)
     rs_product_set_threads(1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_bias),
         cmocka_unit_test(test_mixtral),
         cmocka_unit_test(test_qwen2_moe),
         cmocka_unit_test(test_qwen3_moe),
         cmocka_unit_test(test_odd_models),
         cmocka_unit_test(test_meshes),
+        cmocka_unit_test(test_forecast),
         cmocka_unit_test(test_empty_ranks),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_frozen),
