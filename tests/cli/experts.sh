@@ -46,6 +46,28 @@ first = [next(line['loss'] for line in map(json.loads, open(f'{job}/metrics.json
          for job in ('mixtral', 'again')]
 assert abs(first[0] - first[1]) <= 1e-5 * first[0], first"
 
+# Layers with experts among others, and a router's bias: their names tell the layer, from a job's checkpoint, from what was
+# converted, and back.
+cat >mixed.json <<'JSON'
+{"model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 40, "moe_intermediate_size": 24,
+ "num_hidden_layers": 6, "mlp_only_layers": [3], "decoder_sparse_step": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "topk_method": "noaux_tc", "vocab_size": 256,
+ "tie_word_embeddings": false, "rms_norm_eps": 1e-6}
+JSON
+expect 0 'finished: 2 steps' "${small[@]}" --model mixed.json --layout dp=2,ep=2,zero=1 --steps 2 --job mixed
+expect 0 'wrote mixed-full: [0-9]+ tensors' convert mixed mixed-full --to native
+for from in mixed mixed-full; do
+    expect 0 "wrote $from-hf: [0-9]+ tensors" convert $from $from-hf --to safetensors
+    holds '{"model.layers.0.mlp.gate_proj.weight", "model.layers.3.mlp.up_proj.weight",
+        "model.layers.1.mlp.experts.3.gate_proj.weight", "model.layers.5.mlp.experts.0.down_proj.weight",
+        "model.layers.5.mlp.gate.weight", "model.layers.5.mlp.gate.e_score_correction_bias"}
+        <= {t["name"] for t in j["tensors"]} and
+        not [t for t in j["tensors"] if ".3.mlp.experts" in t["name"] or ".5.mlp.up_proj" in t["name"]]' \
+        inspect $from-hf --json
+done
+expect 0 '^equal' verify mixed-hf mixed-full-hf
+expect 0 'finished: 1 steps' "${small[@]}" --model mixed.json --layout pp=3 --steps 1 --job mixedinit --init mixed-full-hf
+
 # A killed rank: the job goes on under another mesh from what stands in memory, as if nothing had been.
 steps_of() {
     python3 -c "

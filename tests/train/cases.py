@@ -628,7 +628,7 @@ def bfloat16_axes(j):
         exact = unswitched(j, **changes)
         for layout, ranks in layouts:
             whole = j.run(ranks, layout=layout, dtype="bfloat16", save_every=8, **changes)
-            worst = compare(whole, exact, 1e-2, f"bfloat16, {model}, {layout}")
+            worst = compare(whole, exact, 5e-3, f"bfloat16, {model}, {layout}")
             again = j.resume(whole.folder, resume=8)
             check(again.losses == whole.losses, f"{model}, {layout}: {again.losses} instead of {whole.losses}")
             print(f"bfloat16, {model}, {layout} on {ranks}: within {worst:.2g} of float32, and resumed to the bit")
@@ -637,7 +637,7 @@ def bfloat16_axes(j):
         result = j.run(4, layout=path[0], dtype="bfloat16", switches=[f"{3 * i + 3}:{l}" for i, l in enumerate(path[1:5])],
                        **changes)
         check_switches(result, len(path[1:5]))
-        compare(result, exact, 1e-2, f"bfloat16, {model}, through switches")
+        compare(result, exact, 5e-3, f"bfloat16, {model}, through switches")
 
 
 @case

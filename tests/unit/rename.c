@@ -534,14 +534,17 @@ static void test_refused(void **state)
     expect("none of the built-in dialects", false, 0);
 }
 
-/* Layers that do not begin with the first: what a checkpoint tells of itself says where. */
-static void test_first_layer(void **state)
+/* `last`: the second of two layers, of which the first is number 3. */
+static void check_layers(int64_t last)
 {
-    (void)state;
+    int64_t layers[] = {3, last};
+    char name[16];
+    snprintf(name, sizeof name, "b%d.up", (int)last);
     static const char text[] = "{\"dialect\":\"own\",\"tensors\":[{\"name\":\"b{0}.up\","
                                "\"of\":\"late\"},{\"name\":\"*\",\"of\":\"*\"}]}";
     rs_tensor late = {
         .name = "late", .ndim = 2, .shape = {2, 4}, .axis = {RS_AXIS_LAYER}, .layer_first = 3};
+    late.layers = layers;
     rs_tensor embed = {.name = "embed.weight", .ndim = 2, .shape = {3, 4}};
     rs_tensor norm = {.name = "layers.attn_norm.weight", .ndim = 2, .shape = {2, 4}};
     rs_dialect *dialect = parse(text);
@@ -553,7 +556,7 @@ static void test_first_layer(void **state)
     assert_int_equal(rs_space_add_tensor(space, &norm, NULL), RS_OK);
     begin();
     add("b3.up", 1, 4, 0)[1] = 31;
-    add("b4.up", 1, 4, 0)[1] = 41;
+    add(name, 1, 4, 0)[1] = 41;
     add("embed.weight", 2, 3, 4);
     add("layers.attn_norm.weight", 2, 2, 4);
     rs_checkpoint *source = written();
@@ -568,6 +571,15 @@ static void test_first_layer(void **state)
     rs_checkpoint_close(source);
     rs_space_destroy(space);
     rs_dialect_destroy(dialect);
+}
+
+/* Layers that do not begin with the first, or do not follow each other: what a checkpoint tells of
+ * itself says which they are. */
+static void test_first_layer(void **state)
+{
+    (void)state;
+    check_layers(4);
+    check_layers(9);
 }
 
 /* The N-th allocation fails, N = 1, 2, ...: the call says so and nothing is left (run under asan).
