@@ -125,6 +125,7 @@ def main():
     parser.add_argument("--memory-gib", type=float, default=1.2, help="of the one in memory; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--disk", default=tempfile.gettempdir())
+    parser.add_argument("--source", help="one on the disk that zero3.py made, instead of a new one")
     parser.add_argument("--deepspeed", help="a Python that has it")
     parser.add_argument("--beside", default="cp,deepspeed", help="some of cp and deepspeed, separated by commas")
     args = parser.parse_args()
@@ -138,8 +139,11 @@ def main():
                 print(f"no room for it in {base}: skipped")
                 continue
             source = os.path.join(place, "zero3")
-            subprocess.run([sys.executable, os.path.join(HERE, "zero3.py"), source, str(gib), "--dtype", "fp32"],
-                           check=True, stdout=subprocess.DEVNULL)
+            if args.source and name == "disk":
+                source = args.source
+            else:
+                subprocess.run([sys.executable, os.path.join(HERE, "zero3.py"), source, str(gib), "--dtype", "fp32"],
+                               check=True, stdout=subprocess.DEVNULL)
             read_all(source)
             print(f"{name}: {bytes_below(source) / 1e9:.2f} GB of ZeRO-3 on 4 ranks")
             if "cp" in args.beside:

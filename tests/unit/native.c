@@ -171,6 +171,35 @@ static void test_any_layout_reads_any(void **state)
     }
 }
 
+/* Shards of several megabytes, which are written, hashed and summed in blocks that end anywhere in
+ * their rows. */
+static void test_large_shards(void **state)
+{
+    (void)state;
+    rs_model model = pattern_model();
+    rs_layout from, to;
+    rs_space *space;
+    rs_native *native;
+    rs_checkpoint *checkpoint;
+    model.hidden = 60;
+    model.layers = 3;
+    model.vocab = 20011;
+    model.ffn = 3001;
+    OK(rs_model_space(&model, RS_DTYPE_F32, &space));
+    OK(rs_layout_parse("tp=2,dp=2,zero=1", &from));
+    OK(rs_layout_parse("tp=3", &to));
+    OK(save_all(space, &from, 1, 5));
+    OK(rs_native_open_step(folder, 1, &native));
+    check_load(native, space, &to, 5);
+    OK(rs_checkpoint_open(folder, NULL, &checkpoint));
+    OK(rs_checkpoint_check(checkpoint));
+    assert_true(rs_checkpoint_checksums(checkpoint) > 0);
+    assert_int_equal(rs_checkpoint_warning_count(checkpoint), 0);
+    rs_checkpoint_close(checkpoint);
+    rs_native_close(native);
+    rs_space_destroy(space);
+}
+
 /* Small: it is saved and read some hundred times. */
 static rs_model small_model(void)
 {
@@ -609,6 +638,7 @@ int main(void)
 {
     const struct CMUnitTest all[] = {
         cmocka_unit_test_setup(test_any_layout_reads_any, next_folder),
+        cmocka_unit_test_setup(test_large_shards, next_folder),
         cmocka_unit_test_setup(test_every_failure, next_folder),
         cmocka_unit_test_setup(test_every_death, next_folder),
         cmocka_unit_test_setup(test_unfinished, next_folder),
