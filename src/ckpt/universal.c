@@ -13,6 +13,7 @@
  *
  * Invariants:
  * 1. Every parameter that the model files name has its folder, and every folder its fp32.pt.
+ *    Folders of what the model files have and the optimizer has not are copies, and not read.
  * 2. Any state's file is read, whatever its name.
  * 3. What a conversion was interrupted in is refused: every parameter that has fragments in `tmp`
  *    has its folder.
@@ -158,6 +159,27 @@ static bool is_state(const char *name)
     return length > 3 && name[0] != '.' && strcmp(name + length - 3, ".pt") == 0;
 }
 
+static bool has_shapes(const rs_ds_reader *reader)
+{
+    for (int mp = 0; reader->models != NULL && mp < reader->pp * reader->tp; mp++)
+        for (size_t g = 0; g < reader->models[mp].group_count; g++)
+            if (reader->models[mp].groups[g].count > 0)
+                return true;
+    return false;
+}
+
+/* True if the folder has fp32.pt alone, and the model files have the tensor and the optimizer has
+ * it not: a buffer or a frozen parameter, of which DeepSpeed since 0.19 writes a copy here too. */
+static bool is_copy(const rs_ds_reader *reader, const rs_place *folder, const char *name)
+{
+    for (size_t i = 0; i < folder->count; i++)
+        if (is_state(folder->names[i]) && strcmp(folder->names[i], "fp32.pt") != 0)
+            return false;
+    return has_shapes(reader) && find_shape(reader, name) == NULL &&
+           (rs_catalog_find(reader->catalog, name, "buffer") >= 0 ||
+               rs_catalog_find(reader->catalog, name, "param") >= 0);
+}
+
 /* A parameter's folder; slashes in its name make folders within folders. */
 static rs_status read_folder(rs_ds_reader *reader, const char *folder, const char *name, int depth)
 {
@@ -168,8 +190,11 @@ static rs_status read_folder(rs_ds_reader *reader, const char *folder, const cha
         return rs_error_set(RS_ERR_MALFORMED, "%s: folders nest too deep", folder);
     RS_TRY(rs_place_init(&place, folder));
     rs_status status = RS_OK;
+    bool copy = depth > 0 && is_copy(reader, &place, name);
     for (size_t i = 0; i < place.count && status == RS_OK; i++) {
         char *path = NULL;
+        if (depth > 0 && is_state(place.names[i]) && copy)
+            continue;
         if (depth > 0 && is_state(place.names[i])) {
             status = read_state(reader, folder, place.names[i], name);
             master = master || strcmp(place.names[i], "fp32.pt") == 0;

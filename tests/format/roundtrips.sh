@@ -14,8 +14,8 @@ fi
 named=
 [ $# -eq 0 ] || named=named
 [ $# -gt 0 ] || set -- $(cd "$fixtures" && ls -d deepspeed/* deepspeed3d/*)
-torch=
-/usr/bin/python3 -c 'import torch' 2>/dev/null && torch=yes
+torch=${RS_TEST_TORCH:-/usr/bin/python3} # a Python that has PyTorch
+"$torch" -c 'import torch' 2>/dev/null || torch=
 [ -n "$torch" ] || echo "skipped in part: no PyTorch, what it sees is not checked"
 roles=param,master,exp_avg,exp_avg_sq,momentum_buffer,buffer
 
@@ -69,7 +69,7 @@ for case in "$@"; do
         convert a.uni3 b native
     fi
     if [ -n "$torch" ]; then
-        check "$case: PyTorch reads them" /usr/bin/python3 "$here/torch_truth.py" "$truth" a.pt a.w.pt a.uni a.uni3
+        check "$case: PyTorch reads them" "$torch" "$here/torch_truth.py" "$truth" a.pt a.w.pt a.uni a.uni3
     fi
     rm -rf a.* b again.*
 done

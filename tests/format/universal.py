@@ -156,8 +156,12 @@ def write_source():
             write({"param": Tensor(shape, 10000 * k + 1000 * j)}, "source", "tag", "zero", name, state + ".pt")
         write(3, "source", "tag", "zero", name, "step.pt")
     write({"param_groups": [{"lr": 0.1, "params": [0]}]}, "source", "tag", "zero", "optimizer_state.pt")
+    for k, name in enumerate(("frozen", "table")):  # as DeepSpeed since 0.19 writes them
+        write({"param": Tensor([7], 500 + 10 * k)}, "source", "tag", "zero", name, "fp32.pt")
     module = {name: Tensor(shape, 10000 * k) for k, (name, shape) in enumerate(SHAPES.items())}
-    write({"module": module, "param_shapes": [{n: tuple(s) for n, s in SHAPES.items()}], "dp_world_size": 1},
+    module.update(frozen=Tensor([7], 500), table=Tensor([7], 510))
+    shapes = [{n: tuple(s) for n, s in SHAPES.items()}]
+    write({"module": module, "buffer_names": ["table"], "frozen_param_shapes": {"frozen": (7,)}, "param_shapes": shapes},
           "source", "tag", "mp_rank_00_model_states.pt")
     with open("source/latest_universal", "w", encoding="ascii") as file:
         file.write("tag")
@@ -167,6 +171,9 @@ def write_source():
 
 def main():
     write_source()
+    tensors = json.loads(run("inspect", "source", "--json").stdout)["tensors"]
+    assert sorted((t["name"], t["role"]) for t in tensors if t["name"] in ("frozen", "table")) == [
+        ("frozen", "param"), ("table", "buffer")], tensors
     rules = ("--rules", "rules.json")
     for tp in (1, 2):
         states, model = convert("source", f"made{tp}", "--layout", f"tp={tp}", *rules)
