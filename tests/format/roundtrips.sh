@@ -56,6 +56,8 @@ for case in "$@"; do
         done
     done
     convert a.hf b torch --weights-only
+    convert a.hf b native --weights-only
+    convert a.hf b safetensors
     convert a.w.pt b native --weights-only
     convert a.w.pt b safetensors
     # What was written, written again, is the same to the byte.
