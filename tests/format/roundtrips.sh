@@ -2,6 +2,7 @@
 # Real checkpoints of DeepSpeed through all pairs of formats that conversions write, equal to the bit each time; and
 # what is written as PyTorch sees it, against the fixtures' truth.
 #   roundtrips.sh RESHARD FIXTURES [FAMILY/CASE...]    all cases unless some are named, of one of a kind all pairs
+# RS_TEST_TORCH names a Python that has PyTorch, of any version, other than Debian's.
 set -u
 fixtures=$2
 . "$(dirname "$0")/../cli/lib.sh"
