@@ -61,11 +61,12 @@ def main():
         path, _ = engine.load_checkpoint(args.dir)
         assert path is not None, "DeepSpeed found nothing to load"
         engine.save_checkpoint(args.dir + ".again", tag="global_step3")
-        return
-    for step in range(3):
-        engine.backward(engine(torch.randn(2, 12, generator=torch.Generator().manual_seed(step))))
-        engine.step()
-    engine.save_checkpoint(args.dir, tag="global_step3")
+    else:
+        for step in range(3):
+            engine.backward(engine(torch.randn(2, 12, generator=torch.Generator().manual_seed(step))))
+            engine.step()
+        engine.save_checkpoint(args.dir, tag="global_step3")
+    torch.distributed.barrier()
 
 
 main()

@@ -53,7 +53,7 @@ run_program() {
     for rank in "${!pids[@]}"; do
         wait "${pids[$rank]}" || status=1
     done
-    [ $status -eq 0 ] || tail -5 log.0
+    [ $status -eq 0 ] || tail -n 4 log.[0-3]
     return $status
 }
 
@@ -148,7 +148,7 @@ fi
 all=param,master,exp_avg,exp_avg_sq
 for stage in 1 3; do
     check "DeepSpeed trains with 3 uneven shares" run_auto 3 train auto$stage --tp 3 --stage $stage
-    refuse 1 'plain.weight.*22 along dimension 0 .*evenly by 3.* 0.4' convert auto$stage auto$stage.02 \
+    refuse 1 'along dimension 0 cannot be shared evenly by 3' convert auto$stage auto$stage.02 \
         --to deepspeed-universal --layout tp=3,zero=$stage
     for tp in 2 3; do
         expect 0 '^wrote' convert auto$stage auto$stage.$tp --to deepspeed-universal --universal-version 0.4 \
