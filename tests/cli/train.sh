@@ -112,7 +112,10 @@ END
         "${train[@]}" --layout tp=2 --steps 2 --job clisrun2 --launcher srun
     SRUN_SAYS='Unable to create step: invalid partition' PATH=$PWD/bin:$PATH expect 1 \
         'invalid partition' "${train[@]}" --layout tp=2 --steps 2 --job clisrun3 --launcher srun
-    refuse 1 'no srun in PATH' "${train[@]}" --layout tp=2 --steps 2 --job clinone --launcher srun
+    mkdir without
+    ln -s "$(command -v timeout)" "$(command -v grep)" without
+    PATH=$PWD/without refuse 1 'no srun in PATH' "${train[@]}" --layout tp=2 --steps 2 --job clinone \
+        --launcher srun
 fi
 check_clean cli
 finish
