@@ -320,7 +320,8 @@ static void settle(supervisor *s)
     s->pull = NULL;
     s->limit = 0;
     s->why[0] = '\0';
-    if (!s->want.pending)
+    /* Who asked hears from the new world itself, which may be slower than the old one's end. */
+    if (!s->want.pending && s->want.request[0] == '\0')
         s->want = (wanted){0};
     change_note_worlds(s);
 }
@@ -390,7 +391,7 @@ static void perform(supervisor *s, unsigned actions)
         tell_failed(s);
     if (actions & RS_DO_TELL_DONE)
         drain_end(s, true);
-    if ((actions & RS_DO_TELL_DONE) && !s->want.pending)
+    if ((actions & RS_DO_TELL_DONE) && !s->want.pending && s->active->told)
         answer_last(s, "done", "the new world trains", NULL);
     if (actions & RS_DO_COMMIT)
         commit(s);
@@ -408,6 +409,12 @@ void change_give_up(supervisor *s, const char *why)
 {
     give_up(s, why);
     change_event(s, RS_HANDOVER_FAILED);
+}
+
+void change_died(supervisor *s)
+{
+    if (s->handover.state == RS_HANDOVER_IDLE && !s->want.pending)
+        answer_last(s, "done", "the new world has taken over, and died", NULL);
 }
 
 void change_cancel(supervisor *s, const char *why)
@@ -474,6 +481,9 @@ static void take_training(supervisor *s, const json_t *word)
     change_note(s, s->active, "trains");
     if (s->draining < 0) /* else when the host is left */
         answer_last(s, "done", "", members);
+    s->active->told = true;
+    if (s->handover.state == RS_HANDOVER_IDLE && !s->want.pending)
+        s->want = (wanted){0};
     free(members);
 }
 

@@ -270,6 +270,7 @@ static bool go_on(supervisor *s, const death *d, rescue *r)
     v->when = cli_now() + rs_survival_pause(&v->deaths);
     tell_restart(found, d, v->deaths.restarts);
     note_restart(s, found, d);
+    change_died(s);
     if (found->generation < 0 && !drop_state(s, d))
         return false;
     /* Another layout, and all arenas are there: as from a world that lives. */

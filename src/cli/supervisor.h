@@ -89,6 +89,9 @@ void change_word(supervisor *s, world *w, world_host *host, const json_t *word);
 /* Hands requests on to the active world; begins a change that waits. */
 void change_tend(supervisor *s);
 
+/* The active world has died: who waits for its first word is told. */
+void change_died(supervisor *s);
+
 /* Gives up the change under way, if it can be, and says why. */
 void change_cancel(supervisor *s, const char *why);
 

@@ -57,6 +57,7 @@ typedef struct world {
     int force;       /* 0: nothing sent, 1: SIGTERM sent, 2: SIGKILL sent */
     double deadline; /* of what was asked last; 0: none */
     double begun;
+    bool told;     /* it has said that it trains */
     double looked; /* at its ranks' processes, last */
     double lost;   /* since when one of them is known to have ended; 0: none */
     world_host hosts[WORLD_HOSTS];
