@@ -148,7 +148,7 @@ static void begin_alone(const rs_train_options *options, alone *a)
         rs_model_space(&model, options->dtype, &a->space) != RS_OK ||
         rs_layout_parse("dp=1", &layout) != RS_OK ||
         rs_keeper_open(job, NULL, &a->keeper) != RS_OK ||
-        rs_state_init(a->space, &layout, 0, &a->state) != RS_OK ||
+        rs_state_init(a->space, &layout, 0, NULL, &a->state) != RS_OK ||
         rs_state_allocate(&a->state, a->keeper, 1, NULL, NULL, 0, false) != RS_OK ||
         rs_state_fill(&a->state, 1) != RS_OK)
         fail("state");

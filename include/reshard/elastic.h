@@ -45,6 +45,9 @@ typedef struct rs_record {
     char layout[RS_LAYOUT_TEXT]; /* it has */
     int *numbering;              /* the process rank of each rank of the layout; NULL: its own */
     size_t numbering_count;
+    int *nodes; /* across which state is mirrored: the node of each rank, of this layout and of
+                   `building_layout`; NULL: it is not */
+    size_t node_count;
     int building; /* generation that a tight move fills, -1: none */
     char building_layout[RS_LAYOUT_TEXT];
     int64_t building_step; /* the step of the state that it moves */

@@ -166,6 +166,19 @@ void rs_layout_ep_range(const rs_layout *layout, const rs_tensor *tensor, int di
 rs_status rs_layout_placement(
     const rs_space *space, const rs_layout *layout, rs_placement **out) RS_MUST_CHECK;
 
+/*
+ * Redundancy: the rank of another node that also keeps what ZeRO gave to `rank` (of the dense
+ * tensors, or of the experts), its mirror; -1 where ranks of other nodes have it already, where
+ * another rank of its own node is mirrored for it, or where no other node has a rank with the same
+ * slice. `node_of` has the node of each rank of the layout. Cost: the ranks of a slice.
+ */
+int rs_layout_mirror(const rs_layout *layout, bool experts, const int *node_of, int rank);
+
+/* The placement of a layout in which mirrors hold what they mirror too, in segments of their own.
+ * As rs_layout_placement; `node_of` is read during the call. */
+rs_status rs_layout_placement_mirrored(const rs_space *space, const rs_layout *layout,
+    const int *node_of, rs_placement **out) RS_MUST_CHECK;
+
 /* Number of blocks (layers + 2, with experts twice as many), the block of `block` of the dense
  * tensors that has its experts, and the segment of (role, block). */
 int rs_layout_block_count(const rs_space *space);

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/subject.h"
 #include "reshard/placement.h"
+#include "train/nodes.h"
 
 typedef struct layout_args {
     const char *layout;
@@ -20,7 +21,7 @@ typedef struct layout_args {
     const char *dtype;
     const char *optimizer;
     const char *freeze;
-    int64_t rank;
+    int64_t rank, ranks_per_node, redundancy;
     bool json;
 } layout_args;
 
@@ -36,6 +37,11 @@ static const cli_option options[] = {
     {CLI_TEXT, "freeze", "PATTERNS",
         "tensors without it, as patterns of names: embed.weight,layers.attn.*",
         .target = offsetof(layout_args, freeze)},
+    {CLI_INT, "ranks-per-node", "N", "ranks of a node; 0: all ranks share one node", "0",
+        .target = offsetof(layout_args, ranks_per_node), .alias = "nproc-per-node"},
+    {CLI_INT, "redundancy", "N",
+        "1: with what ZeRO gave to one node alone mirrored on another (with --ranks-per-node)", "0",
+        .target = offsetof(layout_args, redundancy)},
     {CLI_INT, "rank", "R", "list the shards of this rank; -1: one line for every rank", "-1",
         .target = offsetof(layout_args, rank), .minimum = -1},
     {CLI_FLAG, "json", NULL, "print JSON", .target = offsetof(layout_args, json)},
@@ -286,12 +292,19 @@ static int show(
     if (args->rank >= world)
         return cli_error(command, CLI_USAGE, "--rank: wanted a rank from 0 to %d, found %" PRId64,
             world - 1, args->rank);
+    if (args->ranks_per_node > 1 << 20)
+        return cli_error(command, CLI_USAGE, "--ranks-per-node: wanted at most %d, found %" PRId64,
+            1 << 20, args->ranks_per_node);
+    int code = subject_redundancy(command, args->redundancy, args->ranks_per_node);
+    if (code >= 0)
+        return code;
     rs_placement *placement = NULL;
     rs_shard_list shards = {0};
-    rs_status status = rs_layout_placement(s->space, layout, &placement);
+    int mirrors = args->redundancy > 0 ? (int)args->ranks_per_node : 0;
+    rs_status status = rs_nodes_supposed_placement(s->space, layout, mirrors, &placement);
     if (status == RS_OK && args->rank >= 0)
         status = rs_placement_shards(placement, (int)args->rank, -1, &shards);
-    int code = 0;
+    code = 0;
     if (status != RS_OK) {
         code = cli_fail(command, status, args->layout);
     } else if (args->json) {

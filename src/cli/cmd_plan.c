@@ -20,10 +20,11 @@
 #include "reshard/move.h"
 #include "reshard/plan.h"
 #include "train/moe_forecast.h"
+#include "train/nodes.h"
 
 typedef struct plan_args {
     const char *model, *from, *to, *dtype, *optimizer, *freeze, *svg;
-    int64_t ranks_per_node, rank, seq, micro_batch, global_batch;
+    int64_t ranks_per_node, redundancy, rank, seq, micro_batch, global_batch;
     double intra, inter;
     bool json, force;
 } plan_args;
@@ -44,6 +45,9 @@ static const cli_option options[] = {
         .target = AT(freeze)},
     {CLI_INT, "ranks-per-node", "N", "ranks of a node; 0: all ranks share one node", "0",
         .target = AT(ranks_per_node), .alias = "nproc-per-node"},
+    {CLI_INT, "redundancy", "N",
+        "1: with what ZeRO gave to one node alone mirrored on another (with --ranks-per-node)", "0",
+        .target = AT(redundancy)},
     {CLI_INT, "rank", "R", "also show the copies of this rank; -1: of none", "-1",
         .target = AT(rank), .minimum = -1},
     {CLI_REAL, "intra-gbps", "X",
@@ -118,8 +122,9 @@ static rs_status time_plans(report *r)
 
 static rs_status make_report(report *r)
 {
-    RS_TRY(rs_layout_placement(r->subject.space, &r->from, &r->before));
-    RS_TRY(rs_layout_placement(r->subject.space, &r->to, &r->after));
+    int mirrors = r->args->redundancy > 0 ? (int)r->args->ranks_per_node : 0;
+    RS_TRY(rs_nodes_supposed_placement(r->subject.space, &r->from, mirrors, &r->before));
+    RS_TRY(rs_nodes_supposed_placement(r->subject.space, &r->to, mirrors, &r->after));
     RS_TRY(time_plans(r));
     const rs_moe_load load = {r->args->seq, r->args->micro_batch, r->args->global_batch};
     const subject *s = &r->subject;
@@ -182,6 +187,36 @@ static void print_rows(const report *r)
     printf("  %-12s %-46s %s\n", "experts' rows", before, after);
 }
 
+/* Bytes of all mirrors in a placement of `layout`. */
+static rs_status mirror_bytes(
+    const report *r, const rs_layout *layout, const rs_placement *placement, int64_t *bytes)
+{
+    rs_placement *plain = NULL;
+    rs_state_bytes with, without;
+    RS_TRY(rs_layout_placement(r->subject.space, layout, &plain));
+    rs_status status = rs_state_bytes_of(placement, -1, &with);
+    if (status == RS_OK)
+        status = rs_state_bytes_of(plain, -1, &without);
+    if (status == RS_OK)
+        *bytes = with.total - without.total;
+    rs_placement_destroy(plain);
+    return status;
+}
+
+static rs_status print_mirrors(const report *r)
+{
+    int64_t before, after;
+    char old_text[RS_HUMAN + 32], new_text[RS_HUMAN + 32], bytes[RS_HUMAN];
+    if (r->args->redundancy == 0)
+        return RS_OK;
+    RS_TRY(mirror_bytes(r, &r->from, r->before, &before));
+    RS_TRY(mirror_bytes(r, &r->to, r->after, &after));
+    snprintf(old_text, sizeof old_text, "%s of all ranks", rs_human_bytes(before, bytes));
+    snprintf(new_text, sizeof new_text, "%s of all ranks", rs_human_bytes(after, bytes));
+    printf("  %-12s %-46s %s\n", "mirrors", old_text, new_text);
+    return RS_OK;
+}
+
 static rs_status print_state(const report *r)
 {
     const rs_space *space = r->subject.space;
@@ -198,7 +233,7 @@ static rs_status print_state(const report *r)
             old_text, new_text);
     }
     print_rows(r);
-    return RS_OK;
+    return print_mirrors(r);
 }
 
 static void print_load(const char *label, const rs_plan_load *load)
@@ -283,20 +318,25 @@ static json_t *layout_json(const report *r, const rs_layout *layout, const rs_pl
     int64_t per_node = r->args->ranks_per_node, world = rs_layout_world(layout);
     json_object_set_new(
         out, "nodes", json_integer(per_node > 0 ? (world + per_node - 1) / per_node : 1));
+    int64_t mirrors = 0;
+    if (r->args->redundancy > 0 && mirror_bytes(r, layout, placement, &mirrors) == RS_OK)
+        json_object_set_new(out, "mirror_bytes", json_integer(mirrors));
     return out;
 }
 
 static int json_report(const cli_command *command, const report *r)
 {
     const rs_plan_totals *t = &r->totals;
-    json_t *out = json_pack("{s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, "
-                            "s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:i}",
+    json_t *out = json_pack(
+        "{s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, "
+        "s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:i}",
         "model", subject_json(&r->subject), "from",
         layout_json(r, &r->from, r->before, &r->rows_before), "to",
         layout_json(r, &r->to, r->after, &r->rows_after), "ranks_per_node",
-        (json_int_t)r->args->ranks_per_node, "bytes_moved", (json_int_t)t->moved, "bytes_minimum",
-        (json_int_t)t->minimum, "bytes_adopted", (json_int_t)t->adopted, "bytes_self",
-        (json_int_t)t->self, "rank_bytes_max", (json_int_t)t->rank_bytes_max, "rank_bytes_bound",
+        (json_int_t)r->args->ranks_per_node, "redundancy", (json_int_t)r->args->redundancy,
+        "bytes_moved", (json_int_t)t->moved, "bytes_minimum", (json_int_t)t->minimum,
+        "bytes_adopted", (json_int_t)t->adopted, "bytes_self", (json_int_t)t->self,
+        "rank_bytes_max", (json_int_t)t->rank_bytes_max, "rank_bytes_bound",
         (json_int_t)t->rank_bytes_bound, "bound_kind", t->bound_kind, "node", load_json(&t->node),
         "remote", load_json(&t->remote), "node_bytes_max", (json_int_t)t->node_bytes_max,
         "node_bytes_bound", (json_int_t)t->node_bytes_bound, "peak_safe", (json_int_t)t->peak_safe,
@@ -330,6 +370,9 @@ static int check_args(const cli_command *command, const report *r)
     if (r->args->ranks_per_node > 1 << 20)
         return cli_error(command, CLI_USAGE, "--ranks-per-node: wanted at most %d, found %" PRId64,
             1 << 20, r->args->ranks_per_node);
+    int code = subject_redundancy(command, r->args->redundancy, r->args->ranks_per_node);
+    if (code >= 0)
+        return code;
     if (r->args->force && r->args->svg == NULL)
         return cli_error(command, CLI_USAGE, "--force: wanted with --svg FILE only");
     /* Said before the work; svg_save refuses again, should the file appear meanwhile. */

@@ -29,7 +29,8 @@ typedef struct train_args {
     double heartbeat, world_limit;
     int64_t restarts, lose_slot;
     cli_list fallback;
-    int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads;
+    int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads,
+        redundancy;
     double lr, grace, dropout;
     cli_list switches, overrides;
     const char *resume, *init, *dialect, *save_on_exit;
@@ -104,6 +105,11 @@ static const cli_option train_options[] = {
     {CLI_TEXT, "dialect", "NAME|FILE", "with --init: the names that it has; unset: found",
         .target = AT(dialect)},
 
+    {CLI_INT, "redundancy", "N",
+        "1: mirror what ZeRO gave to one node alone in another node's memory, so that a node may "
+        "be lost (nodes of one host, see --ranks-per-node)",
+        "0", .target = AT(redundancy)},
+
     {CLI_HEADING, .name = "How it runs"},
     {CLI_TEXT, "job", "DIR", "the job directory: metrics, status, requests", .target = AT(job)},
     {CLI_CHOICE, "launcher", "W", "what starts the ranks", "auto", .target = AT(launcher),
@@ -170,7 +176,7 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
         int *to;
     } small[] = {{"ranks", a->ranks, &o->ranks},
         {"ranks-per-node", a->ranks_per_node, &o->ranks_per_node},
-        {"threads", a->threads, &o->threads}};
+        {"redundancy", a->redundancy, &o->redundancy}, {"threads", a->threads, &o->threads}};
     for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
         if (small[i].value > 1 << 20)
             return rs_error_set(RS_ERR_ARGUMENT, "--%s: wanted at most %d, found %" PRId64,

@@ -14,6 +14,7 @@
 #include "reshard/model.h"
 #include "reshard/move.h"
 #include "reshard/plan.h"
+#include "train/nodes.h"
 
 static int64_t world_bytes(const rs_placement *placement, rs_status *status)
 {
@@ -41,7 +42,8 @@ static rs_status add_transition(const rs_train_options *options, const rs_space 
     rs_plan_totals totals = {0};
     rs_plan_options how = {.ranks_per_node = options->ranks_per_node, .adopt = true};
     RS_TRY(rs_layout_parse(text, &layout));
-    RS_TRY(rs_layout_placement(space, &layout, &now));
+    RS_TRY(rs_nodes_supposed_placement(
+        space, &layout, options->redundancy > 0 ? rs_nodes_size(options) : 0, &now));
     rs_status status = RS_OK;
     int64_t bytes = world_bytes(now, &status);
     if (status == RS_OK && *old != NULL)

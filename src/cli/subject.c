@@ -45,6 +45,17 @@ int subject_layout(const cli_command *command, const char *option, const char *t
     return status == RS_OK ? -1 : cli_fail(command, status, option);
 }
 
+int subject_redundancy(const cli_command *command, int64_t redundancy, int64_t ranks_per_node)
+{
+    if (redundancy < 0 || redundancy > 1)
+        return cli_error(
+            command, CLI_USAGE, "--redundancy: wanted 0 or 1, found %" PRId64, redundancy);
+    if (redundancy > 0 && ranks_per_node == 0)
+        return cli_error(command, CLI_USAGE,
+            "--redundancy 1: wanted with --ranks-per-node N: mirrors are on other nodes");
+    return -1;
+}
+
 int64_t subject_rank_state(const rs_placement *placement, int rank, int role)
 {
     rs_shard_list shards = {0};

@@ -31,6 +31,9 @@ void subject_free(subject *s);
 int subject_layout(
     const cli_command *command, const char *option, const char *text, rs_layout *out);
 
+/* Checks --redundancy beside --ranks-per-node. -1 or the exit code. */
+int subject_redundancy(const cli_command *command, int64_t redundancy, int64_t ranks_per_node);
+
 /* State bytes of one rank and role (-1: all); -1 when out of memory. */
 int64_t subject_rank_state(const rs_placement *placement, int rank, int role);
 

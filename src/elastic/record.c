@@ -44,10 +44,12 @@ void rs_record_init(rs_record *record)
 void rs_record_fini(rs_record *record)
 {
     free(record->numbering);
+    free(record->nodes);
     free(record->run);
     record->numbering = NULL;
+    record->nodes = NULL;
     record->run = NULL;
-    record->numbering_count = 0;
+    record->numbering_count = record->node_count = 0;
 }
 
 rs_status rs_record_check_boot(const rs_record *record)
@@ -93,25 +95,26 @@ static rs_status take_number(
     return RS_OK;
 }
 
-static rs_status take_numbering(const json_t *root, rs_record *out)
+/* An array with a number for each rank, or none. */
+static rs_status take_ranks(const json_t *root, const char *key, int **out, size_t *out_count)
 {
-    const json_t *value = json_object_get(root, "numbering");
+    const json_t *value = json_object_get(root, key);
     if (value == NULL || json_is_null(value))
         return RS_OK;
     size_t count = json_array_size(value);
     if (count == 0 || count > MAX_RANKS)
         return rs_error_set(
-            RS_ERR_MALFORMED, "member \"numbering\": wanted an array of 1 to %d ranks", MAX_RANKS);
-    out->numbering = rs_calloc(count, sizeof *out->numbering);
-    if (out->numbering == NULL)
-        return rs_error_memory(count * sizeof *out->numbering);
-    out->numbering_count = count;
+            RS_ERR_MALFORMED, "member \"%s\": wanted an array of 1 to %d ranks", key, MAX_RANKS);
+    *out = rs_calloc(count, sizeof **out);
+    if (*out == NULL)
+        return rs_error_memory(count * sizeof **out);
+    *out_count = count;
     for (size_t i = 0; i < count; i++) {
         const json_t *item = json_array_get(value, i);
         if (!json_is_integer(item) || json_integer_value(item) < 0 ||
             json_integer_value(item) >= MAX_RANKS)
-            return rs_error_set(RS_ERR_MALFORMED, "member \"numbering\", item %zu: no rank", i);
-        out->numbering[i] = (int)json_integer_value(item);
+            return rs_error_set(RS_ERR_MALFORMED, "member \"%s\", item %zu: no rank", key, i);
+        (*out)[i] = (int)json_integer_value(item);
     }
     return RS_OK;
 }
@@ -126,7 +129,8 @@ static rs_status from_json(const json_t *root, rs_record *out)
     RS_TRY(take_text(root, "folder", out->folder, sizeof out->folder));
     RS_TRY(take_number(root, "generation", 0, INT_MAX, &generation));
     RS_TRY(take_text(root, "layout", out->layout, sizeof out->layout));
-    RS_TRY(take_numbering(root, out));
+    RS_TRY(take_ranks(root, "numbering", &out->numbering, &out->numbering_count));
+    RS_TRY(take_ranks(root, "nodes", &out->nodes, &out->node_count));
     RS_TRY(take_number(root, "building", -1, INT_MAX, &building));
     RS_TRY(take_text(root, "building_layout", out->building_layout, sizeof out->building_layout));
     RS_TRY(take_number(root, "building_step", 0, INT64_MAX, &out->building_step));
@@ -161,17 +165,23 @@ rs_status rs_record_read(const char *job, rs_record *out)
 
 /* ---- writing ---- */
 
+static json_t *ranks_json(const int *numbers, size_t count)
+{
+    json_t *array = numbers != NULL ? json_array() : json_null();
+    for (size_t i = 0; numbers != NULL && i < count; i++)
+        if (json_array_append_new(array, json_integer(numbers[i])) != 0)
+            break;
+    return array;
+}
+
 static json_t *to_json(const rs_record *r)
 {
-    json_t *numbering = r->numbering != NULL ? json_array() : json_null();
-    for (size_t i = 0; r->numbering != NULL && i < r->numbering_count; i++)
-        if (json_array_append_new(numbering, json_integer(r->numbering[i])) != 0)
-            break;
     json_t *run = r->run != NULL ? json_loads(r->run, 0, NULL) : json_object();
-    return json_pack("{s:i,s:I,s:s,s:s,s:s,s:i,s:s,s:o,s:i,s:s,s:I,s:o}", "version", VERSION,
+    return json_pack("{s:i,s:I,s:s,s:s,s:s,s:i,s:s,s:o,s:o,s:i,s:s,s:I,s:o}", "version", VERSION,
         "epoch", (json_int_t)r->epoch, "job", r->job, "boot", r->boot, "folder", r->folder,
-        "generation", r->generation, "layout", r->layout, "numbering", numbering, "building",
-        r->building, "building_layout", r->building_layout, "building_step",
+        "generation", r->generation, "layout", r->layout, "numbering",
+        ranks_json(r->numbering, r->numbering_count), "nodes", ranks_json(r->nodes, r->node_count),
+        "building", r->building, "building_layout", r->building_layout, "building_step",
         (json_int_t)r->building_step, "run", run);
 }
 

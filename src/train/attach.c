@@ -28,6 +28,8 @@
 #include "base/text.h"
 #include "reshard/move_mpi.h"
 #include "reshard/native.h"
+#include "train/comm.h"
+#include "train/nodes.h"
 #include "train/save.h"
 #include "train/twophase.h"
 
@@ -36,12 +38,51 @@ bool rs_attaches(const rs_job *job)
     return job->options->attach >= 0;
 }
 
+/* Whether every rank of a layout has the mirror that it had. */
+static bool mirrors_alike(const rs_job *job, const rs_layout *layout)
+{
+    const int *now = rs_job_mirrors(job), *then = job->former_nodes;
+    int world = now == NULL && then == NULL ? 0 : rs_layout_world(layout);
+    for (int r = 0; r < world; r++)
+        for (int experts = 0; experts < 2; experts++) {
+            int was = then != NULL ? rs_layout_mirror(layout, experts == 1, then, r) : -1;
+            int is = now != NULL ? rs_layout_mirror(layout, experts == 1, now, r) : -1;
+            if (was != is)
+                return false;
+        }
+    return true;
+}
+
 bool rs_attaches_alike(const rs_job *job)
 {
     rs_layout former, layout;
     return rs_attaches(job) && rs_layout_parse(job->options->attach_layout, &former) == RS_OK &&
            rs_layout_parse(job->options->layout, &layout) == RS_OK &&
-           rs_layout_equal(&former, &layout);
+           rs_layout_equal(&former, &layout) && mirrors_alike(job, &layout);
+}
+
+/* Rank 0, who has the record, tells the others. */
+rs_status rs_attach_find_nodes(rs_job *job)
+{
+    rs_record record;
+    rs_status status = RS_OK;
+    if (job->rank == 0 && (status = rs_record_read(job->options->job, &record)) == RS_OK) {
+        job->former_nodes = record.nodes;
+        job->former_count = (int64_t)record.node_count;
+        record.nodes = NULL;
+        rs_record_fini(&record);
+    }
+    RS_TRY(rs_job_agree(job, status));
+    rs_comm_broadcast(job->comm, 0, &job->former_count, sizeof job->former_count);
+    size_t bytes = (size_t)job->former_count * sizeof *job->former_nodes;
+    if (bytes > 0 && job->rank != 0 &&
+        (job->former_nodes = rs_calloc((size_t)job->former_count, sizeof *job->former_nodes)) ==
+            NULL)
+        status = rs_error_memory(bytes);
+    RS_TRY(rs_job_agree(job, status));
+    if (bytes > 0)
+        rs_comm_broadcast(job->comm, 0, job->former_nodes, bytes);
+    return RS_OK;
 }
 
 /* Whether a ledger says that the rank's own state is whole at the step of all. */
@@ -70,7 +111,7 @@ rs_status rs_attach_begin(rs_job *job)
     /* It is gone, or on a node that recovery did not see, and elsewhere than the others. */
     rs_state_fini(&job->state);
     RS_TRY(rs_arena_delete(job->keeper, job->generation, job->rank, NULL));
-    RS_TRY(rs_state_init(job->space, &layout, job->rank, &job->state));
+    RS_TRY(rs_state_init(job->space, &layout, job->rank, rs_job_mirrors(job), &job->state));
     RS_TRY(rs_state_allocate(&job->state, job->keeper, job->generation, NULL, NULL, 0, false));
     return rs_twophase_begin(
         &job->state, optimizer, job->keeper, job->generation, o->threads, false);
@@ -125,7 +166,7 @@ static rs_status open_former(rs_job *job, former *f)
 {
     RS_TRY(rs_layout_parse(job->options->attach_layout, &f->layout));
     f->world = rs_layout_world(&f->layout);
-    RS_TRY(rs_layout_placement(job->space, &f->layout, &f->all));
+    RS_TRY(rs_nodes_placement(job->space, &f->layout, job->former_nodes, &f->all));
     f->arenas = rs_calloc((size_t)f->world, sizeof(rs_arena *));
     f->memories = rs_calloc((size_t)f->world, sizeof *f->memories);
     f->lost = rs_calloc((size_t)f->world, sizeof *f->lost);

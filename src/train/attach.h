@@ -5,9 +5,14 @@
 
 #include "train/job.h"
 
-/* True if the job begins from arenas; true if it has the layout of that world. Local. */
+/* True if the job begins from arenas; true if it has the layout, and mirrors, of that world. Local.
+ */
 bool rs_attaches(const rs_job *job);
 bool rs_attaches_alike(const rs_job *job);
+
+/* Where what is gone on from, here or by a new world (takeover.h), is mirrored: job->former_nodes.
+ * Collective over job->comm. */
+rs_status rs_attach_find_nodes(rs_job *job) RS_MUST_CHECK;
 
 /* Under the layout of that world: maps this rank's arena; makes one where it is gone. Local. */
 rs_status rs_attach_begin(rs_job *job) RS_MUST_CHECK;

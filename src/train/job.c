@@ -110,7 +110,7 @@ static rs_status begin_layout(rs_job *job)
     rs_layout layout;
     RS_TRY(rs_layout_parse(job->options->layout, &layout));
     rs_layout_format(&layout, job->layout);
-    RS_TRY(rs_state_init(job->space, &layout, job->rank, &job->state));
+    RS_TRY(rs_state_init(job->space, &layout, job->rank, rs_job_mirrors(job), &job->state));
     if (is_guest(job))
         return RS_OK;
     /* A supervisor numbers its worlds so that their generations come after. */
@@ -170,6 +170,8 @@ static rs_status set_up(rs_job *job)
     rs_comm_broadcast(job->comm, 0, job->id, sizeof job->id);
     RS_TRY(rs_job_agree(job, open_local(job)));
     RS_TRY(rs_job_find_nodes(job));
+    if (is_guest(job) || rs_attaches(job))
+        RS_TRY(rs_attach_find_nodes(job));
     if (!is_guest(job)) {
         RS_TRY(rs_job_check_room(job));
         RS_TRY(rs_job_report(job, "starting", "", true));
@@ -186,11 +188,11 @@ static rs_status set_up(rs_job *job)
         continue;
     RS_TRY(rs_job_agree(job, begin_trainer(job)));
     rs_attach_derive(job);
-    if (!is_guest(job))
-        return RS_OK;
-    RS_TRY(rs_takeover_run(job));
-    job->guest = job->ended;
-    return RS_OK;
+    if (is_guest(job)) {
+        RS_TRY(rs_takeover_run(job));
+        job->guest = job->ended;
+    }
+    return job->ended ? RS_OK : rs_job_check_redundancy(job);
 }
 
 static void tell_start(const rs_job *job)
@@ -236,6 +238,7 @@ static void close_job(rs_job *job)
     rs_space_destroy(job->space);
     free(job->sums);
     free(job->node_of);
+    free(job->former_nodes);
     rs_control_close(job->control);
     rs_metrics_close(job->metrics);
     rs_control_release(job->lock);

@@ -88,6 +88,8 @@ typedef struct rs_job {
     rs_keeper *keeper;
     int *node_of; /* nodes as the plan is to see them, by rank */
     int nodes;
+    int *former_nodes; /* where the state that is gone on from is mirrored: nodes of its ranks */
+    int64_t former_count;
 
     int64_t step; /* committed */
     char layout[RS_LAYOUT_TEXT];
@@ -133,6 +135,10 @@ rs_status rs_job_report(
 /* room.c: who shares a node, and whether its memory is enough. Collective over job->comm. */
 rs_status rs_job_find_nodes(rs_job *job) RS_MUST_CHECK;
 rs_status rs_job_check_room(rs_job *job) RS_MUST_CHECK;
+/* With redundancy: tells if, all the same, some of the state is on one node alone. */
+rs_status rs_job_check_redundancy(rs_job *job) RS_MUST_CHECK;
+/* The nodes across which the job mirrors; NULL without redundancy. Borrowed. */
+const int *rs_job_mirrors(const rs_job *job);
 void rs_job_plan_options(const rs_job *job, rs_plan_options *out);
 
 /* loop.c: trains until the job ends. */

@@ -319,17 +319,25 @@ static rs_status list_all_parts(rs_muon *muon, team *t, int role)
 /* ---- memory ---- */
 
 /* Of where the optimizer is whole all that the rank has, else its piece. */
-rs_status rs_muon_runs(
-    const rs_state *state, const rs_optimizer *optimizer, float *memory, rs_runs *out)
+rs_status rs_muon_pieces(
+    const rs_state *state, const rs_optimizer *optimizer, int rank, int mesh, rs_runs *out)
 {
     bool whole = state->layout.zero == 0;
     const rs_placement *placement = whole ? state->whole : state->flat;
-    for (int t = 0; t < rs_space_tensor_count(state->space); t++) {
-        int mesh = rs_group_mesh(rs_space_tensor(state->space, t));
-        if (is_muons(state, optimizer, t))
-            RS_TRY(rs_state_pieces(state, placement, state->rank, mesh,
-                whole ? 0 : rs_state_update_role(state, t), t, out));
-    }
+    for (int t = 0; t < rs_space_tensor_count(state->space); t++)
+        if (is_muons(state, optimizer, t) &&
+            rs_group_mesh(rs_space_tensor(state->space, t)) == mesh)
+            RS_TRY(rs_state_pieces(
+                state, placement, rank, mesh, whole ? 0 : rs_state_update_role(state, t), t, out));
+    rs_runs_sort(out, 1);
+    return RS_OK;
+}
+
+rs_status rs_muon_runs(
+    const rs_state *state, const rs_optimizer *optimizer, float *memory, rs_runs *out)
+{
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        RS_TRY(rs_muon_pieces(state, optimizer, state->rank, mesh, out));
     rs_runs_sort(out, sizeof *memory);
     rs_runs_place(out, sizeof *memory, memory);
     return RS_OK;

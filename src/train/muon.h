@@ -22,6 +22,11 @@ rs_status rs_muon_create(const rs_world *world, const rs_state *state,
     const rs_optimizer *optimizer, const rs_runs *gradients, rs_muon **out) RS_MUST_CHECK;
 void rs_muon_destroy(rs_muon *muon);
 
+/* Appends the positions of a mesh, as update pieces of `rank` have them, that have directions;
+ * without memory, sorted. Local. */
+rs_status rs_muon_pieces(const rs_state *state, const rs_optimizer *optimizer, int rank, int mesh,
+    rs_runs *out) RS_MUST_CHECK;
+
 /* The directions of all that the state's rank updates, lying from `memory` on; none where no tensor
  * is Muon's. rs_runs_fini. Local. */
 rs_status rs_muon_runs(const rs_state *state, const rs_optimizer *optimizer, float *memory,

@@ -58,6 +58,7 @@ static const member members[] = {
     {"seed", UNSIGNED, AT(seed), 0},
     {"dropout", REAL, AT(dropout), 0},
     {"ranks_per_node", SMALL, AT(ranks_per_node), 0},
+    {"redundancy", SMALL, AT(redundancy), 0},
     {"tight", FLAG, AT(tight), 0},
     {"window", INTEGER, AT(window), 0},
     {"threads", SMALL, AT(threads), 0},
@@ -190,6 +191,7 @@ static rs_status check_numbers(const rs_train_options *options)
         {"sequence length", options->seq, 1, 1 << 20},
         {"warm-up steps", options->warmup, 0, INT64_MAX / 4},
         {"ranks per node", options->ranks_per_node, 0, INT_MAX},
+        {"redundancy", options->redundancy, 0, 1},
         {"window", options->window, 0, INT64_MAX / 4},
         {"threads", options->threads, 1, 4096},
         {"save every", options->save_every, 0, INT64_MAX / 4},
@@ -209,6 +211,9 @@ static rs_status check_numbers(const rs_train_options *options)
     if (options->dtype != RS_DTYPE_F32 && options->dtype != RS_DTYPE_BF16)
         return rs_error_set(
             RS_ERR_ARGUMENT, "dtype %s: must be fp32 or bf16", rs_dtype_name(options->dtype));
+    if (options->redundancy > 0 && options->transport == RS_TRANSPORT_ARENA)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "redundancy 1 mirrors on other nodes, and transport arena wants one node: use auto");
     if (options->transport == RS_TRANSPORT_ARENA && options->ranks_per_node > 0)
         return rs_error_set(RS_ERR_ARGUMENT,
             "transport arena wants all ranks on one node, and ranks per node is %d: use auto",

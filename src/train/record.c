@@ -13,7 +13,22 @@
 
 #include "base/crash.h"
 #include "base/error.h"
+#include "base/memory.h"
 #include "train/save.h"
+
+/* Who is on which node matters where state is mirrored. */
+static rs_status fill_nodes(rs_job *job)
+{
+    rs_record *r = &job->record;
+    if (rs_job_mirrors(job) == NULL)
+        return RS_OK;
+    r->nodes = rs_calloc((size_t)job->ranks, sizeof *r->nodes);
+    if (r->nodes == NULL)
+        return rs_error_memory((size_t)job->ranks * sizeof *r->nodes);
+    r->node_count = (size_t)job->ranks;
+    memcpy(r->nodes, rs_job_mirrors(job), r->node_count * sizeof *r->nodes);
+    return RS_OK;
+}
 
 static rs_status fill(rs_job *job)
 {
@@ -30,6 +45,7 @@ static rs_status fill(rs_job *job)
         r->run = rs_save_extras(job, job->step);
         if (r->run == NULL)
             return rs_error_memory(1);
+        RS_TRY(fill_nodes(job));
     }
     r->generation = job->generation;
     memcpy(r->layout, job->layout, sizeof r->layout);

@@ -36,9 +36,10 @@
 #include "reshard/model.h"
 #include "reshard/move.h"
 #include "reshard/plan.h"
+#include "train/group.h"
 #include "train/job.h"
 #include "train/metrics.h"
-#include "train/muon.h"
+#include "train/nodes.h"
 #include "train/twophase.h"
 
 /* A crashed job. */
@@ -96,6 +97,16 @@ static rs_status open_keeper(const char *job, dead *d)
     return rs_keeper_open(d->record.job, folder, &d->keeper);
 }
 
+/* The record says where all ranks of a world are, if it says so of any. */
+static rs_status check_nodes(const dead *d, int world)
+{
+    if (d->record.nodes != NULL && d->record.node_count < (size_t)world)
+        return rs_error_set(RS_ERR_MALFORMED,
+            "the record has the nodes of %zu ranks, and the layout has %d", d->record.node_count,
+            world);
+    return RS_OK;
+}
+
 /* What the run goes by: its options, with the model where it can be found from anywhere. */
 static rs_status read_run(dead *d)
 {
@@ -113,6 +124,8 @@ static rs_status read_run(dead *d)
         status = rs_train_space(&d->options, &d->model, &d->space);
     if (status == RS_OK)
         status = rs_layout_parse(d->record.layout, &d->layout);
+    if (status == RS_OK)
+        status = check_nodes(d, rs_layout_world(&d->layout));
     json_decref(root);
     return status;
 }
@@ -155,7 +168,7 @@ static rs_status check_left(dead *d)
         d->lost[r] = d->survey.standings[r].lost;
     if (d->survey.lost == 0)
         return RS_OK;
-    rs_status status = rs_layout_placement(d->space, &d->layout, &all);
+    rs_status status = rs_nodes_placement(d->space, &d->layout, d->record.nodes, &all);
     if (status == RS_OK)
         status = rs_survivors_create(all, d->lost, &left);
     if (status == RS_OK)
@@ -188,10 +201,11 @@ static rs_status map_state(dead *d, int r)
 {
     rs_state *s = &d->states[r];
     const rs_optimizer *optimizer = rs_train_optimizer(&d->options);
-    RS_TRY(rs_state_init(d->space, &d->layout, r, s));
+    int64_t bytes;
+    RS_TRY(rs_state_init(d->space, &d->layout, r, d->record.nodes, s));
     RS_TRY(rs_twophase_attach(s, optimizer, d->keeper, d->record.generation));
-    RS_TRY(rs_twophase_gradients(s, rs_ledger_work(s->ledger), &d->gradients[r]));
-    RS_TRY(rs_muon_runs(s, optimizer, rs_twophase_directions(s), &d->directions[r]));
+    RS_TRY(rs_twophase_work(
+        s, optimizer, rs_ledger_work(s->ledger), &d->gradients[r], &d->directions[r], &bytes));
     RS_TRY(rs_update_create(s, optimizer, &d->gradients[r], &d->updates[r]));
     rs_update_set_directions(d->updates[r], &d->directions[r]);
     return RS_OK;
@@ -248,11 +262,31 @@ static rs_status copy_part(
     rs_shard source, target;
     int param = to->roles.param;
     size_t size = rs_dtype_size(rs_space_role(d->space, param)->dtype);
-    RS_TRY(rs_placement_address(to->placement, from, tensor, param, part, &source));
-    RS_TRY(rs_placement_address(to->placement, to->rank, tensor, param, part, &target));
+    RS_TRY(rs_placement_address(to->own, from, tensor, param, part, &source));
+    RS_TRY(rs_placement_address(to->own, to->rank, tensor, param, part, &target));
     rs_move_box(part->ndim, part->extent, size, rs_memory_shard(rs_state_memory(to), &target),
         target.stride, rs_memory_shard(rs_state_memory(&d->states[from]), &source), source.stride);
     return RS_OK;
+}
+
+/* The first rank that is left of those that update what `h` says, mirrors after owners; -1: none.
+ * `own`: the rank itself does. */
+static int find_updater(const dead *d, const rs_state *to, int mesh, const rs_holding_list *list,
+    const rs_holding *h, bool *own)
+{
+    int found = -1;
+    *own = false;
+    for (size_t k = 0; k < 2 * h->count; k++) {
+        int rank = list->ranks[h->first + k % h->count];
+        if (k >= h->count)
+            rank = d->record.nodes != NULL ? rs_layout_mirror(&d->layout, mesh == RS_MESH_EXPERTS,
+                                                 d->record.nodes, rank)
+                                           : -1;
+        *own = *own || rank == to->rank;
+        if (found < 0 && rank >= 0 && !d->lost[rank])
+            found = rank;
+    }
+    return found;
 }
 
 /* Of one shard of a parameter, what other ranks update. */
@@ -260,19 +294,15 @@ static rs_status copy_shard(
     const dead *d, const rs_state *to, const rs_shard *shard, rs_holding_list *list)
 {
     int role = rs_state_update_role(to, shard->tensor);
+    int mesh = rs_group_mesh(rs_space_tensor(d->space, shard->tensor));
     if (role < 0)
         return RS_OK;
     RS_TRY(rs_placement_locate(to->flat, shard->tensor, role, &shard->box, list));
     for (size_t i = 0; i < list->count; i++) {
         const rs_holding *h = &list->items[i];
         rs_box part;
-        int from = -1;
-        bool own = false;
-        for (size_t k = h->count; k-- > 0;) {
-            int rank = list->ranks[h->first + k];
-            own = own || rank == to->rank;
-            from = d->lost[rank] ? from : rank;
-        }
+        bool own;
+        int from = find_updater(d, to, mesh, list, h, &own);
         if (own || !rs_box_intersect(&h->box, &shard->box, &part))
             continue;
         if (from < 0 && d->part)
@@ -293,7 +323,7 @@ static rs_status copy_published(const dead *d, int r)
     rs_holding_list list = {0};
     rs_status status = RS_OK;
     if (d->layout.zero > 0)
-        status = rs_placement_shards(to->placement, r, to->roles.param, &shards);
+        status = rs_placement_shards(to->own, r, to->roles.param, &shards);
     for (size_t i = 0; i < shards.count && status == RS_OK; i++)
         status = copy_shard(d, to, &shards.items[i], &list);
     rs_holding_list_fini(&list);
@@ -371,22 +401,6 @@ static rs_status complete_metrics(dead *d, const rs_recovery *found)
 
 /* ---- a tight switch that was cut off ---- */
 
-/* The nodes of the plan, as the job's ranks saw them: of one machine. `*out` NULL: one node. */
-static rs_status find_nodes(const dead *d, int ranks, int **out)
-{
-    const rs_train_options *o = &d->options;
-    int size = o->transport == RS_TRANSPORT_MPI ? 1 : o->ranks_per_node;
-    *out = NULL;
-    if (size == 0)
-        return RS_OK;
-    *out = rs_calloc((size_t)ranks, sizeof **out);
-    if (*out == NULL)
-        return rs_error_memory((size_t)ranks * sizeof **out);
-    for (int r = 0; r < ranks; r++)
-        (*out)[r] = r / size;
-    return RS_OK;
-}
-
 /* A switch in tight mode while it is finished. */
 typedef struct building {
     rs_layout layout;
@@ -417,15 +431,16 @@ static rs_status open_building(const dead *d, building *b)
 {
     int before = rs_layout_world(&d->layout);
     RS_TRY(rs_layout_parse(d->record.building_layout, &b->layout));
-    RS_TRY(rs_layout_placement(d->space, &d->layout, &b->from));
-    RS_TRY(rs_layout_placement(d->space, &b->layout, &b->to));
+    RS_TRY(check_nodes(d, rs_layout_world(&b->layout)));
+    RS_TRY(rs_nodes_placement(d->space, &d->layout, d->record.nodes, &b->from));
+    RS_TRY(rs_nodes_placement(d->space, &b->layout, d->record.nodes, &b->to));
     int ranks = (int)rs_max64(before, rs_layout_world(&b->layout));
     b->old = rs_calloc((size_t)ranks, sizeof(rs_arena *));
     b->now = rs_calloc((size_t)ranks, sizeof(rs_arena *));
     if (b->old == NULL || b->now == NULL)
         return rs_error_memory((size_t)ranks * sizeof(rs_arena *));
     b->ranks = ranks;
-    RS_TRY(find_nodes(d, ranks, &b->node_of));
+    RS_TRY(rs_nodes_suppose(ranks, rs_nodes_size(&d->options), &b->node_of));
     for (int r = 0; r < ranks; r++) {
         if (r < before)
             RS_TRY(rs_arena_open(d->keeper, d->record.generation, r, true, &b->old[r]));

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "train/attach.h"
 #include "train/job.h"
+#include "train/nodes.h"
 #include "train/twophase.h"
 
 /* Bytes of arena tables and page rounding, per rank, at most. */
@@ -42,13 +43,24 @@ rs_status rs_job_find_nodes(rs_job *job)
             job, rs_error_set(RS_ERR_ARGUMENT,
                      "transport arena wants all ranks on one machine, and they are on %d: use auto",
                      job->nodes));
-    if (o->transport != RS_TRANSPORT_MPI && o->ranks_per_node == 0)
+    int size = rs_nodes_size(o);
+    if (o->redundancy > 0 && job->nodes > 1)
+        return rs_job_agree(
+            job, rs_error_set(RS_ERR_UNSUPPORTED,
+                     "redundancy 1 is for ranks on one host, of which every so many are a node "
+                     "(--ranks-per-node), and the ranks are on %d hosts",
+                     job->nodes));
+    if (size == 0)
         return RS_OK;
-    int size = o->transport == RS_TRANSPORT_MPI ? 1 : o->ranks_per_node;
     for (int r = 0; r < job->ranks; r++)
         job->node_of[r] = r / size;
     job->nodes = job->node_of[job->ranks - 1] + 1;
     return RS_OK;
+}
+
+const int *rs_job_mirrors(const rs_job *job)
+{
+    return job->options->redundancy > 0 ? job->node_of : NULL;
 }
 
 void rs_job_plan_options(const rs_job *job, rs_plan_options *out)
@@ -105,7 +117,7 @@ rs_status rs_job_check_room(rs_job *job)
     int64_t bytes = 0, ledger = 0;
     rs_status mine = rs_layout_parse(o->layout, &layout), status;
     if (mine == RS_OK)
-        mine = rs_state_init(job->space, &layout, job->rank, &now);
+        mine = rs_state_init(job->space, &layout, job->rank, rs_job_mirrors(job), &now);
     if (mine == RS_OK)
         mine = rs_state_footprint(&now, &bytes);
     if (mine == RS_OK)
@@ -117,7 +129,7 @@ rs_status rs_job_check_room(rs_job *job)
         snprintf(what, sizeof what, "the switch to %s", o->switches[i].layout);
         mine = rs_layout_parse(o->switches[i].layout, &layout);
         if (mine == RS_OK)
-            mine = rs_state_init(job->space, &layout, job->rank, &then);
+            mine = rs_state_init(job->space, &layout, job->rank, rs_job_mirrors(job), &then);
         if (mine == RS_OK)
             mine = switch_bytes(job, &now, &then, &bytes);
         RS_TRY_GOTO(check_machine(job, mine, bytes, what, true), done);
@@ -129,4 +141,51 @@ done:
     rs_state_fini(&then);
     rs_state_fini(&now);
     return status;
+}
+
+/* Whether a rank of another node than this one's has all of a shard. */
+static bool is_elsewhere(const rs_job *job, const rs_shard *shard, const rs_holding_list *list)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        const rs_holding *h = &list->items[i];
+        for (size_t k = h->first; k < h->first + h->count; k++)
+            if (job->node_of[list->ranks[k]] != job->node_of[job->rank] &&
+                rs_box_contains(&h->box, &shard->box))
+                return true;
+    }
+    return false;
+}
+
+/* Bytes of this rank's shards that no other node has. */
+static rs_status count_alone(const rs_job *job, int64_t *bytes)
+{
+    const rs_placement *placement = job->state.placement;
+    rs_shard_list shards = {0};
+    rs_holding_list list = {0};
+    rs_status status = rs_placement_shards(placement, job->rank, -1, &shards);
+    for (size_t i = 0; i < shards.count && status == RS_OK; i++) {
+        const rs_shard *s = &shards.items[i];
+        status = rs_placement_locate(placement, s->tensor, s->role, &s->box, &list);
+        if (status == RS_OK && !is_elsewhere(job, s, &list))
+            *bytes += rs_box_volume(&s->box) * (int64_t)rs_dtype_size(s->dtype);
+    }
+    rs_holding_list_fini(&list);
+    rs_shard_list_fini(&shards);
+    return status;
+}
+
+rs_status rs_job_check_redundancy(rs_job *job)
+{
+    char text[RS_HUMAN];
+    int64_t alone = 0, most = 0;
+    if (job->options->redundancy == 0)
+        return RS_OK;
+    RS_TRY(rs_job_agree(job, count_alone(job, &alone)));
+    MPI_Reduce(&alone, &most, 1, MPI_INT64_T, MPI_MAX, 0, job->comm);
+    if (most > 0)
+        rs_job_notice(job,
+            "redundancy 1 mirrors what ZeRO divides over nodes; under %s up to %s of a rank are on "
+            "its node alone, and if that is lost, the job goes back to its newest checkpoint",
+            job->layout, rs_human_bytes(most, text));
+    return RS_OK;
 }

@@ -331,7 +331,7 @@ void rs_saver_ahead(rs_job *job, double seconds)
     double begun = rs_job_seconds();
     if (s->ahead || (o->save_every == 0 && o->save_minutes == 0))
         return;
-    if (s->copy == NULL && rs_save_reserve(job->state.placement, job->rank, &s->copy) != RS_OK)
+    if (s->copy == NULL && rs_save_reserve(job->state.own, job->rank, &s->copy) != RS_OK)
         s->ahead = true;
     while (!s->ahead && rs_job_seconds() - begun <= seconds)
         s->ahead = rs_save_touch(s->copy, TOUCH_BYTES) == 0;
@@ -352,7 +352,7 @@ void rs_saver_begin(rs_job *job)
     s->world = job->world.size;
     snprintf(s->layout, sizeof s->layout, "%s", job->layout);
     rs_status status =
-        rs_save_begin(job->state.placement, job->rank, rs_state_memory(&job->state), &s->copy);
+        rs_save_begin(job->state.own, job->rank, rs_state_memory(&job->state), &s->copy);
     s->pause = rs_job_seconds() - begun;
     rs_crash_point("save.begin");
     if (status == RS_OK)

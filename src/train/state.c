@@ -56,7 +56,29 @@ static bool has_unlike_roles(const rs_space *space)
     return false;
 }
 
-rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank, rs_state *out)
+/* Who mirrors whom. */
+static rs_status find_mirrors(rs_state *state, const int *node_of)
+{
+    const rs_layout *layout = &state->layout;
+    int world = rs_layout_world(layout);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++) {
+        bool experts = mesh == RS_MESH_EXPERTS;
+        state->mirror[mesh] = -1;
+        if (node_of == NULL || !state->holds)
+            continue;
+        state->mirror[mesh] = rs_layout_mirror(layout, experts, node_of, state->rank);
+        state->mirrored[mesh] = rs_calloc((size_t)world, sizeof *state->mirrored[mesh]);
+        if (state->mirrored[mesh] == NULL)
+            return rs_error_memory((size_t)world * sizeof *state->mirrored[mesh]);
+        for (int r = 0; r < world; r++)
+            if (rs_layout_mirror(layout, experts, node_of, r) == state->rank)
+                state->mirrored[mesh][state->mirrored_count[mesh]++] = r;
+    }
+    return RS_OK;
+}
+
+rs_status rs_state_init(
+    const rs_space *space, const rs_layout *layout, int rank, const int *node_of, rs_state *out)
 {
     memset(out, 0, sizeof *out);
     out->space = space;
@@ -73,7 +95,12 @@ rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank
     whole.zero = 0;
     RS_TRY(make_bare(space, &out->bare));
     RS_TRY(rs_layout_placement(out->bare, &whole, &out->whole));
-    RS_TRY(rs_layout_placement(space, layout, &out->placement));
+    RS_TRY(rs_layout_placement(space, layout, &out->own));
+    if (node_of != NULL)
+        RS_TRY(rs_layout_placement_mirrored(space, layout, node_of, &out->placement));
+    else
+        out->placement = out->own;
+    RS_TRY(find_mirrors(out, node_of));
     return rs_layout_placement(space, &flat, &out->flat);
 }
 
@@ -85,8 +112,12 @@ void rs_state_fini(rs_state *state)
     rs_ledger_close(state->ledger);
     rs_arena_close(state->arena);
     rs_placement_destroy(state->flat);
-    rs_placement_destroy(state->placement);
+    if (state->placement != state->own)
+        rs_placement_destroy(state->placement);
+    rs_placement_destroy(state->own);
     rs_placement_destroy(state->whole);
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        free(state->mirrored[mesh]);
     rs_space_destroy(state->bare);
     free(state->runs);
     free(state->carried);

@@ -29,11 +29,16 @@ typedef struct rs_state {
     rs_roles roles;
     int rank;
     bool holds;              /* false: the rank is beyond the layout and has nothing */
-    rs_placement *placement; /* of the layout */
+    rs_placement *own;       /* of the layout */
+    rs_placement *placement; /* what its arena holds: the same, and with redundancy what it mirrors;
+                                it may be `own` */
     rs_placement *flat;      /* of the same layout with zero=3: who updates, and sums, what */
     rs_arena *arena;         /* NULL until rs_state_allocate, and for a rank that holds nothing */
     rs_ledger *ledger;       /* twophase.h; NULL where steps are not to survive a crash */
     int blocks;
+    int *mirrored[2]; /* by mesh (group.h): ranks whose pieces this one mirrors, and updates too */
+    int mirrored_count[2];
+    int mirror[2]; /* by mesh: the rank that mirrors this one's piece, -1: none */
     rs_runs *runs; /* of each role; after rs_state_allocate */
     int *carried;  /* segments that were adopted: they lie in extents of older generations */
     size_t carried_count;
@@ -42,9 +47,11 @@ typedef struct rs_state {
         *whole; /* of the bare space without ZeRO: where local boxes lie in local vectors */
 } rs_state;
 
-/* A rank's state without memory. rs_state_fini also after a failure. */
-rs_status rs_state_init(
-    const rs_space *space, const rs_layout *layout, int rank, rs_state *out) RS_MUST_CHECK;
+/* A rank's state without memory. `node_of`: the node of each rank of the layout, where what ZeRO
+ * gave to one node alone is mirrored on another (rs_layout_placement_mirrored); NULL: it is not.
+ * rs_state_fini also after a failure. */
+rs_status rs_state_init(const rs_space *space, const rs_layout *layout, int rank,
+    const int *node_of, rs_state *out) RS_MUST_CHECK;
 
 /* Makes the arena of `generation`, adopting `adopted` segments of `old` (may be NULL); `sparse`:
  * for a tight move, in which a rank that holds nothing has an empty arena. Otherwise it has none.

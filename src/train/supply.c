@@ -167,7 +167,7 @@ static rs_status make_weights(rs_supply *s)
     s->cut_params = is_cut(s, RS_ROLE_MODEL);
     if (s->cut_params) {
         for (int mesh = 0; mesh < meshes(s); mesh++)
-            RS_TRY(make_share(s, mesh, state->placement, state->roles.param, &s->param[mesh]));
+            RS_TRY(make_share(s, mesh, state->own, state->roles.param, &s->param[mesh]));
         for (int i = 0; i < WEIGHT_BUFFERS; i++)
             RS_TRY(make_buffer(s, true, &s->incoming[i]));
         return RS_OK;

@@ -89,7 +89,7 @@ static rs_status prepare(rs_job *job, const char *layout)
     RS_TRY(rs_layout_parse(layout, &n->layout));
     rs_layout_format(&n->layout, n->text);
     rs_world_init(&n->world, &n->layout, rs_space_expert_count(job->space), job->comm);
-    RS_TRY(rs_state_init(job->space, &n->layout, job->rank, &n->state));
+    RS_TRY(rs_state_init(job->space, &n->layout, job->rank, rs_job_mirrors(job), &n->state));
     double begun = rs_job_seconds();
     RS_TRY(rs_plan_create(job->state.placement, n->state.placement, job->rank, &options, &n->plan));
     n->plan_seconds = rs_job_seconds() - begun;
@@ -560,6 +560,8 @@ rs_status rs_switch_run(rs_job *job)
     if (run.event.status != RS_OK)
         snprintf(run.message, sizeof run.message, "%s", rs_error_message());
     status = settle(job, &run, request);
+    if (status == RS_OK && run.event.status == RS_OK)
+        status = rs_job_check_redundancy(job);
     rs_sums_destroy(run.after);
     free(run.words_before);
     free(run.words_after);

@@ -83,6 +83,7 @@ typedef struct rs_train_options {
     double dropout;         /* rate; 0: none */
     rs_recompute recompute; /* of activations */
     int ranks_per_node;     /* 0: by host */
+    int redundancy;         /* 1: what ZeRO gave to one node alone is mirrored on another; 0 */
     rs_train_transport transport;
     bool tight;
     int64_t window;      /* bytes in flight in a move and its staging budget; 0: RS_MOVE_WINDOW */

@@ -11,6 +11,7 @@
  * that do not hold a shared head add zeros: one sum serves all of them.
  * 2. over the ranks that have the same slice: within groups, then over groups; each gets its piece.
  * 3. over the pipeline's two ends: a tied embedding, piece by piece.
+ * With redundancy a piece's bits go to its mirror then.
  *
  * Cost beyond the stage's own: 2 (n-1)/n of the local vector sent and received, n = dp x cp; with
  * zero=3 the parameters come once more for each pass of a micro-batch, with zero=2 and 3 gradients
@@ -27,6 +28,7 @@
 #include "base/memory.h"
 #include "train/bind.h"
 #include "train/comm_sum.h"
+#include "train/mirror.h"
 #include "train/moe_comm.h"
 #include "train/muon.h"
 #include "train/pipeline.h"
@@ -57,8 +59,9 @@ struct rs_trainer {
     rs_pipeline *pipeline;
     rs_supply *supply;
     rs_update *update;
-    rs_muon *muon; /* NULL where no tensor is Muon's */
-    rs_tied *tied; /* NULL where nothing is */
+    rs_muon *muon;     /* NULL where no tensor is Muon's */
+    rs_mirror *mirror; /* NULL where nothing is mirrored */
+    rs_tied *tied;     /* NULL where nothing is */
     shared shared;
     int64_t *ranges; /* experts of each ep rank; NULL where the model has none */
     rs_moe_comm *experts;
@@ -252,9 +255,14 @@ static rs_status make_supply(rs_trainer *e, const rs_optimizer *optimizer)
 {
     const rs_supply_setup setup = {e->world, e->state, e->chunks, e->chunk_count, reduce_shared, e};
     RS_TRY(rs_supply_create(&setup, &e->supply));
-    RS_TRY(rs_update_create(e->state, optimizer, rs_supply_gradients(e->supply), &e->update));
+    RS_TRY(rs_mirror_create(e->world, e->state, optimizer, &e->mirror));
+    RS_TRY(rs_update_create(e->state, optimizer,
+        e->mirror != NULL ? rs_mirror_gradients(e->mirror) : rs_supply_gradients(e->supply),
+        &e->update));
     RS_TRY(rs_muon_create(e->world, e->state, optimizer, rs_supply_gradients(e->supply), &e->muon));
-    if (e->muon != NULL)
+    if (e->mirror != NULL)
+        rs_update_set_directions(e->update, rs_mirror_directions(e->mirror));
+    else if (e->muon != NULL)
         rs_update_set_directions(e->update, rs_muon_directions(e->muon));
     return rs_tied_create(
         e->world, e->state, rs_supply_reduced(e->supply), e->chunks[0].shape.model.tied, &e->tied);
@@ -348,6 +356,7 @@ void rs_trainer_destroy(rs_trainer *e)
     if (e == NULL)
         return;
     rs_pipeline_destroy(e->pipeline);
+    rs_mirror_destroy(e->mirror);
     rs_muon_destroy(e->muon);
     rs_tied_destroy(e->tied);
     rs_update_destroy(e->update);
@@ -385,6 +394,7 @@ rs_status rs_trainer_gradients(rs_trainer *e, int64_t step, double *loss_sum, do
     rs_tied_reduce(e->tied);
     *square = rs_update_norm(e->update, rs_supply_reduced(e->supply));
     rs_supply_complete(e->supply);
+    rs_mirror_begin(e->mirror);
     return RS_OK;
 }
 
@@ -396,6 +406,8 @@ rs_moe_totals rs_trainer_routing(const rs_trainer *e)
 void rs_trainer_direct(rs_trainer *e, const rs_update_rate *rate)
 {
     rs_muon_direct(e->muon, rate->clip);
+    rs_crash_point("mirror");
+    rs_mirror_end(e->mirror);
 }
 
 void rs_trainer_update(rs_trainer *e, const rs_update_rate *rate)

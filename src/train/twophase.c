@@ -2,16 +2,20 @@
  * The rank's side of the two-phase step: its ledger, and what of a piece goes to the journal.
  *
  * 1. The gradient is reduced into the ledger's work memory, so making it last costs no copy.
- * 2. The journal has every role that an update changes, but for parameters that follow from
+ * 2. What a rank mirrors of others is updated with what is its own, in the same slots: its gradient
+ * comes into the work memory behind the own one, before the rank is ready.
+ * 3. The journal has every role that an update changes, but for parameters that follow from
  * masters: recovery makes those anew.
  */
 #include "train/twophase.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/crash.h"
 #include "base/error.h"
+#include "base/memory.h"
 #include "train/group.h"
 #include "train/muon.h"
 
@@ -49,18 +53,112 @@ float *rs_twophase_directions(const rs_state *state)
     return (float *)(void *)((char *)rs_ledger_work(state->ledger) + bytes);
 }
 
+/* ---- mirrors ---- */
+
+int rs_twophase_mirrored_count(const rs_state *state)
+{
+    return state->mirrored_count[RS_MESH_DENSE] + state->mirrored_count[RS_MESH_EXPERTS];
+}
+
+/* The positions of a mirrored piece, without memory: of its gradient, or of its directions. */
+static rs_status mirrored_runs(const rs_state *state, const rs_optimizer *optimizer, int mesh,
+    int owner, bool directions, rs_runs *out)
+{
+    if (directions)
+        return rs_muon_pieces(state, optimizer, owner, mesh, out);
+    RS_TRY(rs_state_pieces(state, state->flat, owner, mesh, -1, -1, out));
+    rs_runs_sort(out, 1);
+    return RS_OK;
+}
+
+/* Elements of the rank's own directions. */
+static rs_status count_directions(
+    const rs_state *state, const rs_optimizer *optimizer, int64_t *count)
+{
+    rs_runs runs = {0};
+    rs_status status = rs_muon_runs(state, optimizer, NULL, &runs);
+    *count = rs_runs_elements(&runs);
+    rs_runs_fini(&runs);
+    return status;
+}
+
+rs_status rs_twophase_mirrored(
+    const rs_state *state, const rs_optimizer *optimizer, void *memory, rs_mirrored_work *out)
+{
+    int64_t gradients = 0, directions = 0;
+    RS_TRY(gradient_bytes(state, &gradients));
+    RS_TRY(count_directions(state, optimizer, &directions));
+    float *next = (float *)(void *)((char *)memory + gradients) + directions;
+    for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++)
+        for (int i = 0; i < state->mirrored_count[mesh]; i++) {
+            rs_mirrored_work w = {.mesh = mesh, .owner = state->mirrored[mesh][i]};
+            rs_runs runs[2] = {{0}, {0}};
+            rs_status status = RS_OK;
+            for (int k = 0; k < 2 && status == RS_OK; k++)
+                status = mirrored_runs(state, optimizer, mesh, w.owner, k == 1, &runs[k]);
+            w.gradient = next;
+            w.gradient_count = rs_runs_elements(&runs[0]);
+            w.direction = next + w.gradient_count;
+            w.direction_count = rs_runs_elements(&runs[1]);
+            next = w.direction + w.direction_count;
+            for (int k = 0; k < 2; k++)
+                rs_runs_fini(&runs[k]);
+            RS_TRY(status);
+            *out++ = w;
+        }
+    return RS_OK;
+}
+
+/* Adds the runs of a mirrored piece, lying from `memory` on. */
+static rs_status add_mirrored(const rs_state *state, const rs_optimizer *optimizer,
+    const rs_mirrored_work *w, bool directions, rs_runs *out)
+{
+    rs_runs runs = {0};
+    rs_status status = mirrored_runs(state, optimizer, w->mesh, w->owner, directions, &runs);
+    rs_runs_place(&runs, sizeof(float), directions ? w->direction : w->gradient);
+    for (size_t i = 0; i < runs.count && status == RS_OK; i++)
+        status = rs_runs_add(out, &runs.items[i]);
+    rs_runs_fini(&runs);
+    return status;
+}
+
+rs_status rs_twophase_work(const rs_state *state, const rs_optimizer *optimizer, void *memory,
+    rs_runs *gradients, rs_runs *directions, int64_t *bytes)
+{
+    int count = rs_twophase_mirrored_count(state);
+    int64_t own = 0;
+    RS_TRY(gradient_bytes(state, &own));
+    RS_TRY(rs_twophase_gradients(state, memory, gradients));
+    RS_TRY(rs_muon_runs(state, optimizer, (float *)(void *)((char *)memory + own), directions));
+    *bytes = own + rs_runs_elements(directions) * (int64_t)sizeof(float);
+    if (count == 0)
+        return RS_OK;
+    rs_mirrored_work *works = rs_calloc((size_t)count, sizeof *works);
+    if (works == NULL)
+        return rs_error_memory((size_t)count * sizeof *works);
+    rs_status status = rs_twophase_mirrored(state, optimizer, memory, works);
+    for (int i = 0; i < count && status == RS_OK; i++) {
+        status = add_mirrored(state, optimizer, &works[i], false, gradients);
+        if (status == RS_OK)
+            status = add_mirrored(state, optimizer, &works[i], true, directions);
+        *bytes += (works[i].gradient_count + works[i].direction_count) * (int64_t)sizeof(float);
+    }
+    free(works);
+    rs_runs_sort(gradients, sizeof(float));
+    rs_runs_sort(directions, sizeof(float));
+    return status;
+}
+
 static rs_status shape_of(
     const rs_state *state, const rs_optimizer *optimizer, int slots, rs_ledger_shape *out)
 {
-    rs_runs directions = {0};
+    rs_runs gradients = {0}, directions = {0};
     int64_t bytes = 0;
-    rs_status status = gradient_bytes(state, &bytes);
-    if (status == RS_OK)
-        status = rs_muon_runs(state, optimizer, NULL, &directions);
-    *out = (rs_ledger_shape){
-        .work_bytes = bytes + rs_runs_elements(&directions) * (int64_t)sizeof(float),
+    rs_status status = rs_twophase_work(state, optimizer, NULL, &gradients, &directions, &bytes);
+    *out = (rs_ledger_shape){.work_bytes = bytes,
         .slots = slots < MAX_SLOTS ? slots : MAX_SLOTS,
         .slot_bytes = rs_journal_bytes(state->space, RS_UPDATE_PIECE)};
+    rs_runs_fini(&gradients);
     rs_runs_fini(&directions);
     return status;
 }

@@ -34,9 +34,31 @@ typedef struct rs_step_note {
 /* What metrics.jsonl says of it. */
 rs_train_step rs_step_line(const rs_step_note *note, int64_t steps, const char *layout);
 
-/* Where the reduced gradient of all that the state's rank updates lies, from `memory` on: of
- * everything where the optimizer is not sharded, else of its piece. rs_runs_fini. */
+/* Where the reduced gradient of the state's rank lies, from `memory` on: of everything where the
+ * optimizer is not sharded, else of its piece. rs_runs_fini. */
 rs_status rs_twophase_gradients(const rs_state *state, void *memory, rs_runs *out) RS_MUST_CHECK;
+
+/* The work memory for a piece that the rank mirrors: what its owner sends for each step. */
+typedef struct rs_mirrored_work {
+    int mesh;  /* group.h */
+    int owner; /* rank */
+    float *gradient;
+    int64_t gradient_count;
+    float *direction;
+    int64_t direction_count;
+} rs_mirrored_work;
+
+/* How many pieces the state's rank mirrors; and where in the work memory, which begins at `memory`,
+ * what comes for them lies: `out` has room for as many. */
+int rs_twophase_mirrored_count(const rs_state *state);
+rs_status rs_twophase_mirrored(const rs_state *state, const rs_optimizer *optimizer, void *memory,
+    rs_mirrored_work *out) RS_MUST_CHECK;
+
+/* All of the work memory, which begins at `memory`: the gradients of everything that the rank
+ * updates, its own and what it mirrors, and the directions. rs_runs_fini both. `*bytes`: its size.
+ */
+rs_status rs_twophase_work(const rs_state *state, const rs_optimizer *optimizer, void *memory,
+    rs_runs *gradients, rs_runs *directions, int64_t *bytes) RS_MUST_CHECK;
 
 /* Where the directions that some optimizers need lie in the ledger (muon.h). */
 float *rs_twophase_directions(const rs_state *state);

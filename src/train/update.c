@@ -214,14 +214,18 @@ done:
     return status;
 }
 
-/* The pieces that this rank updates: its own, or, where the optimizer is not sharded, those of its
- * whole group. */
+/* The pieces that this rank updates: its own and those that it mirrors, or, where the optimizer is
+ * not sharded, those of its whole group. */
 static rs_status add_pieces(rs_update *update, int mesh, const size_t *family_of)
 {
     const rs_state *state = update->state;
     int size = rs_layout_shard_group(&state->layout, mesh == RS_MESH_EXPERTS);
-    if (state->layout.zero > 0)
-        return add_piece(update, mesh, state->rank, family_of);
+    if (state->layout.zero > 0) {
+        RS_TRY(add_piece(update, mesh, state->rank, family_of));
+        for (int i = 0; i < state->mirrored_count[mesh]; i++)
+            RS_TRY(add_piece(update, mesh, state->mirrored[mesh][i], family_of));
+        return RS_OK;
+    }
     int *ranks = rs_calloc((size_t)size, sizeof *ranks);
     if (ranks == NULL)
         return rs_error_memory((size_t)size * sizeof *ranks);

@@ -85,6 +85,16 @@ rows 'j["from"]["expert_rows_bytes"] == j["to"]["expert_rows_bytes"]' --from dp=
 expect 0 "experts' rows .* if chosen evenly, .* at worst" plan --model mixtral-tiny --from dp=1 --to dp=2,ep=2
 holds '"expert_rows_bytes" not in j["to"]' plan "${tiny[@]}" --from tp=2 --to tp=1 --json
 
+# Mirrors: of masters and moments (bf16) or moments alone (fp32), where ZeRO has divided them over nodes.
+mirrored=(plan --model llama-tiny --from dp=2,zero=1 --to dp=4,zero=3 --redundancy 1)
+holds 'j["from"]["mirror_bytes"] == 12 * j["model"]["parameters"] and j["to"]["mirror_bytes"] == 14 * j["model"]["parameters"]
+    and j["bytes_moved"] == j["bytes_minimum"]' "${mirrored[@]}" --dtype bf16 --ranks-per-node 1 --json
+holds 'j["from"]["mirror_bytes"] == 0 and j["to"]["mirror_bytes"] == 12 * j["model"]["parameters"]' \
+    "${mirrored[@]}" --dtype fp32 --ranks-per-node 2 --json
+expect 0 'mirrors +33.96 MiB of all ranks' "${mirrored[@]}" --dtype bf16 --ranks-per-node 1
+refuse 2 'mirrors are on other nodes' "${mirrored[@]}"
+refuse 2 '--redundancy: wanted 0 or 1, found 2' plan "${tiny[@]}" --from tp=2 --to tp=4 --redundancy 2
+
 refuse 2 '--from: .*tpp' plan "${tiny[@]}" --from tpp=2 --to tp=1
 refuse 2 '--rank: wanted a rank from 0 to 3, found 9' plan "${tiny[@]}" --from tp=2 --to tp=4 --rank 9
 refuse 2 '--force' plan "${tiny[@]}" --from tp=2 --to tp=4 --force

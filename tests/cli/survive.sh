@@ -3,7 +3,7 @@
 # the losses of a job that nothing happened to, every step once, and nothing is left (L01, L06).
 set -u
 . "$(dirname "$0")/lib.sh"
-for name in kill plain deaf lost copy back; do
+for name in kill plain deaf lost copy mirror back; do
     declare "$name=cli$name$$"
 done
 
@@ -125,14 +125,15 @@ verdict "the first fallback that fits" $? "$(tail -5 "$lost.log")"
 stop_job "$lost"
 
 # Nodes that are lost with their arenas: while the supervisor looks away, a node's ranks die and their memory goes.
-lose_node() { # NAME RANK...: of the newest world
+generations='*'
+lose_node() { # NAME RANK...: of the newest world; what it has in arenas of $generations
     local name=$1 rank
     shift
     kill -STOP $job
     for rank in "$@"; do kill -9 "$(rank_process "$name" "$rank")"; done
     until_true 30 bash -c "! pgrep -f -- 'worker --job [^ ]*$name '"
     verdict "$name: its ranks have ended" $? "$(pgrep -af -- "$name")"
-    for rank in "$@"; do rm /dev/shm/reshard-*"$name"*-g*-r"$rank".*; done
+    for rank in "$@"; do rm /dev/shm/reshard-*"$name"*-g$generations-r"$rank".*; done
     kill -CONT $job
 }
 begin "$copy" "${small[@]}" --layout tp=2,dp=2 --ranks-per-node 2
@@ -151,6 +152,22 @@ goes_on "$copy" 'a node lost with its places' 2
 [ "$(status_of "$copy" '(j["layout"], j["ranks"])')" = "('dp=2', 2)" ]
 verdict "another layout, from what is left" $? "$(tail -5 "$copy.log")"
 stop_job "$copy"
+
+# What ZeRO gave to one node alone has a mirror, also after changes of the layout and of the world. (Ranks of a world
+# that took over lie in part in arenas of the one before, which the test leaves alone.)
+begin "$mirror" "${small[@]}" --layout dp=2,zero=1 --ranks-per-node 1 --redundancy 1
+lose_node "$mirror" 1
+goes_on "$mirror" 'a node lost, and its mirror not' 2
+expect 0 '^switched .* -> dp=3,zero=1' scale "$mirror" 3
+expect 0 '^switched .* -> dp=3,zero=3' switch "$mirror" dp=3,zero=3
+generations='[1-9][0-9][0-9][0-9][0-9]*' lose_node "$mirror" 2
+goes_on "$mirror" 'another one lost after changes' 4
+expect 0 '^switched .* -> pp=3' switch "$mirror" pp=3
+grep -q 'redundancy 1 mirrors what ZeRO divides over nodes; under pp=3 up to .* of a rank are on its node alone' "$mirror.log"
+verdict "it says what is not mirrored" $? "$(tail -5 "$mirror.log")"
+[ "$(grep -c 'all that they held is in others too' "$mirror.log")" -eq 2 ]
+verdict "two nodes, two lines" $? "$(grep '^reshard' "$mirror.log")"
+stop_job "$mirror"
 
 # What nobody else had is taken from the newest checkpoint, with all the rest.
 begin "$back" "${small[@]}" --layout dp=2,zero=1 --ranks-per-node 1 --save-every 3

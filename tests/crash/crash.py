@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Kills processes of training jobs and goes on: crash.py --reshard PROGRAM phases | nodes | random COUNT [SEED].
+"""Kills processes of training jobs and goes on: crash.py --reshard PROGRAM phases | nodes | mirrors | random COUNT [SEED].
 
 After every kill the job is resumed until it has ended. Then: the losses of all steps are those of an undisturbed
 run, digit for digit; its last state is equal to the bit; metrics.jsonl has every step exactly once; nothing is
 left in shared memory, and no process. `phases` kills at each named instant of a step, of a switch, of a save and
 of the recovery itself; `nodes` kills all processes of a job and takes away the shared memory of one of the nodes
-that it was told to suppose; `random` kills a rank, the launcher or the supervisor at a random moment.
+that it was told to suppose, `mirrors` where redundancy keeps what was there alone; `random` kills a rank, the launcher or the supervisor at a random moment.
 """
 import argparse
 import glob
@@ -39,6 +39,16 @@ JOBS = {
     "groups": ["--layout", "dp=4,zero=1,shard=2", "--ranks-per-node", "2"],
     "moved": ["--layout", "dp=2", "--ranks", "4", "--ranks-per-node", "2", "--switch", f"{SWITCH}:pp=2,dp=2,order=tp-pp-dp"],
     "alone": ["--layout", "dp=2,zero=1", "--ranks-per-node", "1"],
+    "mirrors": ["--layout", "dp=2,zero=1", "--ranks-per-node", "1", "--redundancy", "1"],
+    "mirrors-2": ["--layout", "dp=4,zero=2", "--ranks-per-node", "2", "--redundancy", "1", "--dtype", "bf16", "--threads",
+                  "2"],
+    "mirrors-3": ["--layout", "dp=3,zero=3,zero_cut=param", "--ranks-per-node", "1", "--redundancy", "1"],
+    "mirrors-muon": ["--layout", "tp=2,dp=2,zero=1,zero_cut=param", "--ranks-per-node", "2", "--redundancy", "1",
+                     "--optimizer", "muon"],
+    "mirrors-moved": ["--layout", "dp=2,zero=1", "--ranks", "3", "--ranks-per-node", "1", "--redundancy", "1", "--switch",
+                      f"{SWITCH}:dp=3,zero=3"],
+    "mirrors-tight": ["--layout", "dp=3,zero=3", "--ranks-per-node", "1", "--redundancy", "1", "--tight", "--switch",
+                      f"{SWITCH}:dp=2,zero=1"],
 }
 
 
@@ -275,6 +285,25 @@ def nodes(crash, _):
     return runs + 6
 
 
+def mirrors(crash, _):
+    """What ZeRO gave to one node alone, and a mirror has."""
+    runs = 0
+    check(crash.reference("mirrors")[1] == crash.reference("alone")[1], "redundancy changes losses")
+    for i, (name, rank) in enumerate([("mirror", 0)] + NODE_POINTS):
+        crash.node("mirrors", point(name, rank, 5 if i % 3 else 1), [i % 2])
+        crash.node("mirrors-2", point(name, rank + 2 * (i // 2 % 2), 5), [2, 3] if i % 2 else [0, 1])
+        runs += 2
+    for name, rank, lost in (("changed:2", 1, 0), ("ready", 0, 2), ("derive", 2, 1)):
+        crash.node("mirrors-3", point(name, rank, 5), [lost])
+        crash.node("mirrors-muon", point(name, rank, 5), [2, 3] if lost else [0, 1])
+        crash.node("mirrors-moved", point(name, rank, SWITCH + 2), [lost])
+        crash.node("mirrors-tight", point(name, min(rank, 1), SWITCH + 2), [lost % 2])
+        runs += 4
+    crash.node("mirrors", point("changed", 0, 5), [0], point("mend", 1, 1))
+    crash.node("mirrors-moved", point("barrier", 0, 3), [1], point("changed:2", 0, SWITCH + 1))
+    return runs + 2
+
+
 def randomly(crash, arguments):
     kills = 0
     rng = random.Random(arguments.seed)
@@ -288,14 +317,14 @@ def randomly(crash, arguments):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--reshard", required=True)
-    parser.add_argument("what", choices=["phases", "nodes", "random"])
+    parser.add_argument("what", choices=["phases", "nodes", "mirrors", "random"])
     parser.add_argument("count", nargs="?", type=int, default=30)
     parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     crash = Crash(arguments.reshard)
     print(f"seed {arguments.seed}")
     try:
-        runs = {"phases": phases, "nodes": nodes, "random": randomly}[arguments.what](crash, arguments)
+        runs = {"phases": phases, "nodes": nodes, "mirrors": mirrors, "random": randomly}[arguments.what](crash, arguments)
         print(f"{runs} runs recovered; the slowest took {crash.slowest:.2f} s from the resumption to the next step")
         code = 0
     except Failed as error:

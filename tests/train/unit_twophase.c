@@ -51,7 +51,7 @@ static void begin(rank *r, const char *model, rs_dtype dtype, const char *optimi
     rs_training training = {.optimizer = optimizer};
     assert_int_equal(rs_training_space(&description, dtype, &training, &r->space), RS_OK);
     assert_int_equal(rs_layout_parse(layout_text, &layout), RS_OK);
-    assert_int_equal(rs_state_init(r->space, &layout, number, &r->state), RS_OK);
+    assert_int_equal(rs_state_init(r->space, &layout, number, NULL, &r->state), RS_OK);
     assert_int_equal(
         rs_state_allocate(&r->state, keeper, ++generation, NULL, NULL, 0, false), RS_OK);
     assert_int_equal(

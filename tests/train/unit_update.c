@@ -94,7 +94,7 @@ static void run_layout(const rs_space *space, const char *text, outcome *out)
         rs_state state;
         rs_update *update, *again;
         uint64_t words[6 * 128], fresh[6 * 128];
-        assert_int_equal(rs_state_init(space, &layout, rank, &state), RS_OK);
+        assert_int_equal(rs_state_init(space, &layout, rank, NULL, &state), RS_OK);
         assert_int_equal(
             rs_state_allocate(&state, keeper, ++generation, NULL, NULL, 0, false), RS_OK);
         assert_int_equal(rs_state_fill(&state, 5), RS_OK);
@@ -229,7 +229,7 @@ static void adamw_is_as_documented(void **state)
     assert_int_equal(rs_model_load(path, &model), RS_OK);
     assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
     assert_int_equal(rs_layout_parse("dp=1", &layout), RS_OK);
-    assert_int_equal(rs_state_init(space, &layout, 0, &s), RS_OK);
+    assert_int_equal(rs_state_init(space, &layout, 0, NULL, &s), RS_OK);
     assert_int_equal(rs_state_allocate(&s, keeper, ++generation, NULL, NULL, 0, false), RS_OK);
     assert_int_equal(rs_state_fill(&s, 5), RS_OK);
     float *gradients = make_gradients(&s);
