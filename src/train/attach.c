@@ -72,6 +72,8 @@ rs_status rs_attach_find_nodes(rs_job *job)
         record.nodes = NULL;
         rs_record_fini(&record);
     }
+    if (status == RS_ERR_NOT_FOUND)
+        status = RS_OK;
     RS_TRY(rs_job_agree(job, status));
     rs_comm_broadcast(job->comm, 0, &job->former_count, sizeof job->former_count);
     size_t bytes = (size_t)job->former_count * sizeof *job->former_nodes;

@@ -170,7 +170,7 @@ static rs_status set_up(rs_job *job)
     rs_comm_broadcast(job->comm, 0, job->id, sizeof job->id);
     RS_TRY(rs_job_agree(job, open_local(job)));
     RS_TRY(rs_job_find_nodes(job));
-    if (is_guest(job) || rs_attaches(job))
+    if (rs_attaches(job))
         RS_TRY(rs_attach_find_nodes(job));
     if (!is_guest(job)) {
         RS_TRY(rs_job_check_room(job));
