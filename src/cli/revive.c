@@ -273,8 +273,9 @@ static bool go_on(supervisor *s, const death *d, rescue *r)
     change_died(s);
     if (found->generation < 0 && !drop_state(s, d))
         return false;
-    /* Another layout, and all arenas are there: as from a world that lives. */
-    v->takes_over = found->generation >= 0 && found->lost == 0 && strcmp(v->layout, v->former) != 0;
+    /* Another layout, and all arenas are there and whole: as from a world that lives. */
+    v->takes_over = found->generation >= 0 && found->lost == 0 && r->unpublished == 0 &&
+                    strcmp(v->layout, v->former) != 0;
     if (v->takes_over)
         keep_active(s);
     else
