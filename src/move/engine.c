@@ -585,6 +585,12 @@ rs_status rs_engine_create(const rs_engine_task *task, rs_engine **out)
     engine->count = task->count;
     if (task->plan != NULL)
         engine->copies = rs_plan_copies(task->plan, &engine->count);
+    /* A ferry may have more processes than there are holders. */
+    for (size_t i = 0; task->process_of != NULL && i < engine->count; i++) {
+        int process = process_of(engine, engine->copies[i].source);
+        process = (int)rs_max64(process, process_of(engine, engine->copies[i].target));
+        engine->ranks = (int)rs_max64(engine->ranks, process + 1);
+    }
     for (int k = 0; k < MAX_FLIGHTS; k++)
         engine->flights[k] = &engine->slots[k];
     engine->done = rs_calloc(engine->count, sizeof *engine->done);
