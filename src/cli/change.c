@@ -548,7 +548,9 @@ static void lend(const supervisor *s, const world_host *host, const json_t *word
 static void take_beat(supervisor *s, world *w, const world_host *host, const json_t *word)
 {
     lend(s, host, word);
-    if (w == s->active && json_is_true(json_object_get(word, "signalled")))
+    /* Launchers send SIGTERM too, to the ranks that are left when one has died. */
+    if (w == s->active && json_is_true(json_object_get(word, "signalled")) &&
+        !vigil_sees_death(s, w))
         drain_told(s, fleet_find(s->fleet, host->name));
     double age = json_number_value(json_object_get(word, "age"));
     long process = (long)json_integer_value(json_object_get(word, "process"));

@@ -164,6 +164,8 @@ void revive_tend(supervisor *s);
 
 /* Ends worlds whose ranks have died without their launcher seeing it, or that never join. */
 void vigil_tend(supervisor *s);
+/* Whether a rank of the world is known to have died, or the launcher is being ended. */
+bool vigil_sees_death(const supervisor *s, const world *w);
 
 /* ---- supervisor.c ---- */
 

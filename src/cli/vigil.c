@@ -68,6 +68,12 @@ static bool is_told(const world *w)
     return told;
 }
 
+bool vigil_sees_death(const supervisor *s, const world *w)
+{
+    long process;
+    return w->ended || w->deadline > 0 || is_told(w) || find_lost(s, w, &process) >= 0;
+}
+
 /* How long the launcher may take. */
 static double patience(const world *w)
 {

@@ -27,6 +27,7 @@
 #include "train/comm.h"
 #include "train/estate.h"
 #include "train/job.h"
+#include "train/nodes.h"
 
 typedef struct ferry {
     const rs_train_options *options;
@@ -113,7 +114,8 @@ static rs_status prepare(ferry *f)
     RS_TRY(rs_train_space(o, &f->model, &f->space));
     RS_TRY(rs_keeper_open(o->id, o->arena_dir[0] != '\0' ? o->arena_dir : NULL, &f->keeper));
     RS_TRY(rs_layout_parse(f->world->layout, &layout));
-    RS_TRY(rs_layout_placement(f->space, &layout, &f->now));
+    const int *mirrors = o->redundancy > 0 ? f->world->hosts : NULL;
+    RS_TRY(rs_nodes_placement(f->space, &layout, mirrors, &f->now));
     RS_TRY(rs_estate_open(&f->estate, f->keeper, f->space, f->now, f->world, f->host));
     rs_estate_plan_options(&f->estate, &options);
     RS_TRY(rs_plan_crossing(rs_heritage_placement(f->estate.heritage), f->now, f->host, &options,
