@@ -1,5 +1,5 @@
 /*
- * `reshard train` and the ranks it starts, `reshard worker`.
+ * `reshard train`.
  *
  * Everything that can be wrong is found before a rank is started: model, layouts, data, sizes, room
  * in shared memory, whether the job directory is free. Started by mpirun or srun itself, the
@@ -291,16 +291,6 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
     return code;
 }
 
-/* The ranks' common part, between MPI_Init and MPI_Finalize. */
-static int train_as_rank(
-    rs_train_options *o, const char *mode, int width, rs_train_outcome *outcome)
-{
-    console c = {.options = o, .mode = mode, .width = width};
-    rs_train_listener listener = console_listener(&c);
-    rs_status status = rs_train_run(o, &listener, MPI_COMM_WORLD, outcome);
-    return status != RS_OK ? CLI_FAILURE : 0;
-}
-
 /* Under an outer mpirun or srun: rank 0 speaks for all. */
 static int run_inside(const cli_command *command, const train_args *args, rs_train_options *o)
 {
@@ -330,7 +320,7 @@ static int run_inside(const cli_command *command, const train_args *args, rs_tra
     /* Launchers may give a rank a terminal where there is none: no bar. */
     rs_train_outcome outcome = RS_TRAIN_FINISHED;
     if (worst < 0)
-        worst = train_as_rank(o, args->json ? "json" : "lines", 80, &outcome);
+        worst = console_train(o, args->json ? "json" : "lines", 80, &outcome);
     if (worst == 0 && outcome == RS_TRAIN_TERMINATED)
         worst = CLI_REQUEUE;
     MPI_Finalize();
@@ -381,93 +371,4 @@ const cli_command cmd_train = {
         "      --job /tmp/job --switch 30:pp=2,dp=2,zero=1 --switch 60:tp=4",
     .options = train_options,
     .run = run_train,
-};
-
-/* ---- reshard worker ---- */
-
-typedef struct worker_args {
-    const char *job, *console, *address;
-    int64_t width, world;
-} worker_args;
-
-static const cli_option worker_options[] = {
-    {CLI_TEXT, "job", "DIR", "the job directory", .target = offsetof(worker_args, job),
-        .required = true},
-    {CLI_INT, "world", "N", "which world of the job", "1", .target = offsetof(worker_args, world),
-        .minimum = 1},
-    {CLI_TEXT, "link", "ADDRESS", "where the supervisor listens",
-        .target = offsetof(worker_args, address), .required = true},
-    {CLI_CHOICE, "console", "C", "what rank 0 prints", "lines",
-        .target = offsetof(worker_args, console), .choices = CONSOLE_MODES},
-    {CLI_INT, "width", "N", "columns of the terminal", "80",
-        .target = offsetof(worker_args, width)},
-    {.kind = CLI_END},
-};
-
-/* The rank as part of its world: what the world is, its supervisor says. */
-static int work(const cli_command *command, const worker_args *args, rs_train_options *o)
-{
-    char board[RS_TRAIN_PATH];
-    rs_member *member = NULL;
-    launch_board(o, (int)args->world, board, sizeof board);
-    rs_status status =
-        rs_member_join(args->job, args->address, (int)args->world, board, MPI_COMM_WORLD, &member);
-    if (status != RS_OK)
-        return cli_fail(command, status, NULL);
-    const rs_member_world *world = rs_member_world_of(member);
-    o->member = member;
-    o->ranks = world->ranks;
-    o->attach = world->attach;
-    if (world->goes_back)
-        o->resume = RS_TRAIN_NEWEST;
-    memcpy(o->attach_layout, world->attach_layout, sizeof o->attach_layout);
-    o->attach_step = world->attach_step;
-    memcpy(o->layout, world->layout, sizeof o->layout);
-    rs_train_outcome outcome;
-    int code = train_as_rank(o, args->console, (int)args->width, &outcome);
-    o->member = NULL;
-    rs_member_leave(member);
-    return code;
-}
-
-static int run_worker(const cli_command *command, int argc, char **argv)
-{
-    worker_args args;
-    int code = cli_parse(command, argc, argv, &args, sizeof args);
-    if (code >= 0)
-        return code;
-    if (launch_own_rank() < 0)
-        return cli_error(command, CLI_USAGE,
-            "this is what `reshard train` starts through mpirun or srun; start that");
-    rs_train_options o;
-    rs_train_options_init(&o);
-    rs_status status = rs_train_options_load(&o, args.job);
-    if (status != RS_OK) {
-        code = cli_fail(command, status, NULL);
-    } else {
-        launch_join(&o, (int)args.world);
-        if (launch_is_abandoned(&o, args.address)) {
-            code =
-                cli_error(command, CLI_FAILURE, "the supervisor has gone before this rank began");
-        } else {
-            int provided;
-            MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-            code = work(command, &args, &o);
-            MPI_Finalize();
-        }
-        if (launch_is_abandoned(&o, args.address))
-            launch_forget_mpi(&o);
-    }
-    rs_train_options_fini(&o);
-    return code;
-}
-
-const cli_command cmd_worker = {
-    .name = "worker",
-    .summary = "one rank of a job, started by train",
-    .text = "One rank of a training job. `reshard train` starts it.",
-    .example = "  mpirun -n 4 reshard worker --job /tmp/job --world 1 --link unix:reshard-job",
-    .options = worker_options,
-    .run = run_worker,
-    .hidden = true,
 };

@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,15 @@
 
 #include "base/text.h"
 #include "cli/subject.h"
+
+typedef struct console {
+    const rs_train_options *options;
+    const char *mode; /* "lines", "bar" or "json" */
+    int width;        /* columns of the terminal, for the bar */
+    bool bar_shown;
+    int64_t first_step; /* steps printed so far began here and took `spent` seconds */
+    double spent;
+} console;
 
 static bool is_mode(const console *c, const char *mode)
 {
@@ -302,7 +312,7 @@ static void on_failed(void *context, int rank, rs_status status, const char *mes
             message[0] != '\0' ? message : rs_status_name(status));
 }
 
-rs_train_listener console_listener(console *c)
+static rs_train_listener listen(console *c)
 {
     return (rs_train_listener){.context = c,
         .start = on_start,
@@ -312,6 +322,14 @@ rs_train_listener console_listener(console *c)
         .notice = on_notice,
         .end = on_end,
         .failed = on_failed};
+}
+
+int console_train(rs_train_options *options, const char *mode, int width, rs_train_outcome *outcome)
+{
+    console c = {.options = options, .mode = mode, .width = width};
+    rs_train_listener listener = listen(&c);
+    rs_status status = rs_train_run(options, &listener, MPI_COMM_WORLD, outcome);
+    return status != RS_OK ? CLI_FAILURE : 0;
 }
 
 const char *console_choose(bool json, int *width)

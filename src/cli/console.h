@@ -10,19 +10,12 @@
 
 #include "train/train.h"
 
-typedef struct console {
-    const rs_train_options *options;
-    const char *mode; /* "lines", "bar" or "json" */
-    int width;        /* columns of the terminal, for the bar */
-    bool bar_shown;
-    int64_t first_step; /* steps printed so far began here and took `spent` seconds */
-    double spent;
-} console;
-
 #define CONSOLE_MODES "lines|bar|json"
 
-/* The listener that prints for rank 0; `c` outlives the run. */
-rs_train_listener console_listener(console *c);
+/* The part of a rank in the training run, between MPI_Init and MPI_Finalize, rank 0 printing as
+ * `mode` says, a bar of `width` columns. Collective over MPI_COMM_WORLD; returns the exit code. */
+int console_train(
+    rs_train_options *options, const char *mode, int width, rs_train_outcome *outcome);
 
 /* The mode for standard output as it is: a bar on a terminal that can move its cursor. `width` gets
  * its columns. */
