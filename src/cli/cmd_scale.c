@@ -1,37 +1,48 @@
-/* `reshard scale`, `reshard cancel`: another number of ranks for a running job. */
+/* `reshard scale`, `drain`, `cancel`: another number of ranks, or other hosts, for a running job.
+ */
 #include <stdio.h>
 
 #include "cli/commands.h"
 #include "cli/outcome.h"
 #include "train/control.h"
 
-typedef struct scale_args {
-    const char *job, *ranks;
+typedef struct change_args {
+    const char *job, *wanted;
     bool no_wait, json;
-} scale_args;
+} change_args;
 
-static const cli_option scale_options[] = {
-    {CLI_ARGUMENT, "DIR", .target = offsetof(scale_args, job), .help = "the job directory"},
-    {CLI_ARGUMENT, "RANKS", .target = offsetof(scale_args, ranks),
-        .help = "+N, -N, or the number of ranks there shall be"},
-    {CLI_FLAG, "no-wait", NULL, "return when the job has accepted the request",
-        .target = offsetof(scale_args, no_wait)},
-    {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
-        .target = offsetof(scale_args, json)},
-    {.kind = CLI_END},
-};
+/* A request of a running job for another world. */
+typedef rs_status request(const char *job, const char *wanted, bool wait,
+    rs_control_progress progress, void *context, char **text);
 
-static int run_scale(const cli_command *command, int argc, char **argv)
+static int ask(const cli_command *command, int argc, char **argv, request *control)
 {
-    scale_args args;
+    change_args args;
     char *text = NULL;
     int code = cli_parse(command, argc, argv, &args, sizeof args);
     if (code >= 0)
         return code;
     outcome how = {args.no_wait, args.json};
-    rs_status status =
-        rs_control_scale(args.job, args.ranks, !args.no_wait, outcome_progress, &how, &text);
+    rs_status status = control(args.job, args.wanted, !args.no_wait, outcome_progress, &how, &text);
     return outcome_print(command, &how, status, text);
+}
+
+/* ---- scale ---- */
+
+static const cli_option scale_options[] = {
+    {CLI_ARGUMENT, "DIR", .target = offsetof(change_args, job), .help = "the job directory"},
+    {CLI_ARGUMENT, "RANKS", .target = offsetof(change_args, wanted),
+        .help = "+N, -N, or the number of ranks there shall be"},
+    {CLI_FLAG, "no-wait", NULL, "return when the job has accepted the request",
+        .target = offsetof(change_args, no_wait)},
+    {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
+        .target = offsetof(change_args, json)},
+    {.kind = CLI_END},
+};
+
+static int run_scale(const cli_command *command, int argc, char **argv)
+{
+    return ask(command, argc, argv, rs_control_scale);
 }
 
 const cli_command cmd_scale = {
@@ -53,33 +64,20 @@ const cli_command cmd_scale = {
 
 /* ---- drain ---- */
 
-typedef struct drain_args {
-    const char *job, *host;
-    bool no_wait, json;
-} drain_args;
-
 static const cli_option drain_options[] = {
-    {CLI_ARGUMENT, "DIR", .target = offsetof(drain_args, job), .help = "the job directory"},
+    {CLI_ARGUMENT, "DIR", .target = offsetof(change_args, job), .help = "the job directory"},
     {CLI_TEXT, "host", "H", "the host, as the job's file of hosts calls it",
-        .target = offsetof(drain_args, host), .required = true},
+        .target = offsetof(change_args, wanted), .required = true},
     {CLI_FLAG, "no-wait", NULL, "return when the job has accepted the request",
-        .target = offsetof(drain_args, no_wait)},
+        .target = offsetof(change_args, no_wait)},
     {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
-        .target = offsetof(drain_args, json)},
+        .target = offsetof(change_args, json)},
     {.kind = CLI_END},
 };
 
 static int run_drain(const cli_command *command, int argc, char **argv)
 {
-    drain_args args;
-    char *text = NULL;
-    int code = cli_parse(command, argc, argv, &args, sizeof args);
-    if (code >= 0)
-        return code;
-    outcome how = {args.no_wait, args.json};
-    rs_status status =
-        rs_control_drain(args.job, args.host, !args.no_wait, outcome_progress, &how, &text);
-    return outcome_print(command, &how, status, text);
+    return ask(command, argc, argv, rs_control_drain);
 }
 
 const cli_command cmd_drain = {
