@@ -5,13 +5,10 @@ set -u
 
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 4 --micro-batch 2)
-has_begun() {
-    "$reshard" status "$1" --json | grep -q '"step": [1-9]'
-}
 
 "$reshard" "${train[@]}" --layout tp=2 --steps 100000 --ranks 2 --job clictl >train.log 2>&1 &
 job=$!
-until_true 60 has_begun clictl
+until_true 60 is_at clictl 1
 verdict "the job begins" $? "$(tail -5 train.log)"
 
 holds 'j["running"] and j["state"] == "training" and j["layout"] == "tp=2" and j["ranks"] == 2 and

@@ -7,9 +7,6 @@ set -u
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 4 --micro-batch 2 --layout tp=2
     --steps 100000 --max-restarts 0)
-has_begun() {
-    "$reshard" status "$1" --json | grep -q '"step": [1-9]'
-}
 # begin NAME: starts a job, its output in NAME.log, its process in $job.
 begin() { # NAME ARGUMENT...
     # A process group of its own, as on a terminal: a background job of a script ignores SIGINT.
@@ -18,7 +15,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])" "$reshard" "${train[@]}" --job "$@" >"$1.log" 2>&1 &
     job=$!
-    until_true 60 has_begun "$1"
+    until_true 60 is_at "$1" 1
     verdict "$1 begins" $? "$(tail -5 "$1.log")"
 }
 # ends NAME CODE SECONDS PATTERN: the job ends in time, with this code and this message.
@@ -30,9 +27,6 @@ ends() {
         "$(tail -20 "$1.log")"
     until_true 10 bash -c "! pgrep -f -- '--job $1( |\$)'"
     verdict "no process of $1 is left" $? "$(pgrep -af -- "--job $1( |\$)")"
-}
-rank_process() {
-    cut -d' ' -f1 "$1/ranks/1-$2"
 }
 
 # kept NAME: its state stands in memory, is told of, and goes when asked to.
@@ -134,7 +128,7 @@ check_clean clilost
 begin_orphan() {
     "$reshard" "${train[@]}" --job cliorphan --orphan-timeout 0.05 >cliorphan.log 2>&1 &
     job=$!
-    until_true 60 has_begun cliorphan
+    until_true 60 is_at cliorphan 1
 }
 begin_orphan
 kill -9 $job

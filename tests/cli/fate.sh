@@ -9,37 +9,6 @@ done
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --save-on-exit off --steps 100000)
 small=(--global-batch 4 --micro-batch 2)
-status_of() { # NAME EXPRESSION: of the status as `j`
-    "$reshard" status "$1" --json | python3 -c "
-import json, sys
-j = json.load(sys.stdin)
-print($2)"
-}
-is_at() { # NAME STEP
-    [ "$(status_of "$1" 'j["step"]')" -ge "$2" ]
-}
-begin() {
-    local name=$1
-    shift
-    "$reshard" "${train[@]}" --job "$name" "$@" >"$name.log" 2>&1 &
-    job=$!
-    until_true 60 is_at "$name" 3
-    verdict "$name begins" $? "$(tail -5 "$name.log")"
-}
-rank_process() { # NAME RANK: of the newest world
-    local world
-    world=$(status_of "$1" 'j["worlds"][0]["world"]')
-    cut -d' ' -f1 "$1/ranks/$world-$2"
-}
-goes_on() { # NAME WHAT WORLD
-    local step
-    step=$(status_of "$1" 'j["step"]')
-    until_true 30 bash -c "[ \"\$('$reshard' status $1 --json | python3 -c '
-import json, sys
-j = json.load(sys.stdin)
-print(j[\"step\"] > $step + 2 and j[\"worlds\"][0][\"world\"] == $3)')\" = True ]"
-    verdict "$2: the job goes on" $? "$(tail -5 "$1.log"; cat "$1/worlds.json")"
-}
 
 # Deaths by a rank's own fault, in the same instant of each world. The same step twice ends the job, its state stays.
 ends_by_step() { # NAME DEATH PATTERN

@@ -12,20 +12,6 @@ done
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 8 --micro-batch 2 --save-on-exit off
     --steps 100000)
-step_of() {
-    "$reshard" status "$1" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["step"])'
-}
-is_at() { # NAME STEP
-    [ "$(step_of "$1")" -ge "$2" ]
-}
-begin() {
-    local name=$1
-    shift
-    "$reshard" "${train[@]}" --job "$name" "$@" >"$name.log" 2>&1 &
-    job=$!
-    until_true 60 is_at "$name" 2
-    verdict "$name begins" $? "$(tail -5 "$name.log")"
-}
 scale() {
     expect 0 "^switched after step [0-9]+: .* -> $2$" scale "$ferry" "$1"
 }
@@ -86,7 +72,7 @@ assert worst <= 1e-5, worst
 # What does not come to be leaves the job as it was.
 goes_on() { # NAME WHAT
     local step
-    step=$(step_of "$1")
+    step=$(status_of "$1" 'j["step"]')
     until_true 30 is_at "$1" $((step + 2))
     verdict "$2: the job goes on" $? "$(tail -5 "$1.log")"
     until_true 20 bash -c "! pgrep -f -- '(ferry|worker) --job $1 --world [2-9]'"
@@ -122,7 +108,7 @@ import json, sys
 j = json.load(sys.stdin)
 sys.exit(not (j[\"layout\"] == \"tp=2\" and len(j[\"worlds\"]) == 1 and j[\"worlds\"][0][\"stage\"] == \"trains\"))'"
 verdict "a dead world is gone on from over hosts" $? "$(tail -5 "$lost.log")"
-step=$(step_of "$lost")
+step=$(status_of "$lost" 'j["step"]')
 until_true 30 is_at "$lost" $((step + 2))
 stop_job "$lost"
 check "from its memory on both hosts" python3 -c "

@@ -101,6 +101,47 @@ stop_job() {
     check_gone "$1"
 }
 
+# status_of NAME EXPRESSION: of the job's status, as `j`.
+status_of() {
+    "$reshard" status "$1" --json | python3 -c "
+import json, sys
+j = json.load(sys.stdin)
+print($2)"
+}
+
+# is_at NAME STEP: the job has come so far.
+is_at() {
+    [ "$(status_of "$1" 'j["step"]')" -ge "$2" ]
+}
+
+# begin NAME ARGUMENT...: starts the job of "${train[@]}", its process in $job, its output in NAME.log.
+begin() {
+    local name=$1
+    shift
+    "$reshard" "${train[@]}" --job "$name" "$@" >"$name.log" 2>&1 &
+    job=$!
+    until_true 60 is_at "$name" 3
+    verdict "$name begins" $? "$(tail -5 "$name.log")"
+}
+
+# rank_process NAME RANK: of the newest world.
+rank_process() {
+    local world
+    world=$(status_of "$1" 'j["worlds"][0]["world"]')
+    cut -d' ' -f1 "$1/ranks/$world-$2"
+}
+
+# goes_on NAME WHAT WORLD: the job makes steps again, in the world of this number.
+goes_on() {
+    local step
+    step=$(status_of "$1" 'j["step"]')
+    until_true 30 bash -c "[ \"\$('$reshard' status $1 --json | python3 -c '
+import json, sys
+j = json.load(sys.stdin)
+print(j[\"step\"] > $step + 2 and j[\"worlds\"][0][\"world\"] == $3)')\" = True ]"
+    verdict "$2: the job goes on" $? "$(tail -5 "$1.log"; cat "$1/worlds.json")"
+}
+
 finish() {
     echo "$passed passed, $failed failed"
     [ $failed -eq 0 ]

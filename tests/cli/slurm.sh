@@ -69,15 +69,6 @@ fi
 
 seq 1 6000 >data
 train=("$reshard" train --model llama-tiny --data "$work/data" --seq 32 --global-batch 4 --micro-batch 2)
-status_of() { # NAME EXPRESSION: of the status as `j`
-    "$reshard" status "$1" --json | python3 -c "
-import json, sys
-j = json.load(sys.stdin)
-print($2)"
-}
-is_at() { # NAME STEP
-    [ "$(status_of "$1" 'j["step"]')" -ge "$2" ]
-}
 # submit NAME COMMAND...: a batch job of eight processors; its number in $number, its output in NAME.log.
 submit() {
     local name=$1

@@ -13,18 +13,7 @@ done
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 8 --micro-batch 2 --save-on-exit off
     --steps 100000)
-has_begun() {
-    "$reshard" status "$1" --json | grep -q '"step": [1-9]'
-}
 # begin NAME ARGUMENT...: starts a job, its output in NAME.log, its process in $job.
-begin() {
-    local name=$1
-    shift
-    "$reshard" "${train[@]}" --job "$name" "$@" >"$name.log" 2>&1 &
-    job=$!
-    until_true 60 has_begun "$name"
-    verdict "$name begins" $? "$(tail -5 "$name.log")"
-}
 descriptors() {
     find "/proc/$job/fd" -mindepth 1 | wc -l
 }
@@ -210,7 +199,7 @@ check_clean $stop
 if [ -n "${RS_TEST_MPIRUN:-}" ]; then
     timeout 200 $RS_TEST_MPIRUN -n 2 "$reshard" "${train[@]}" --layout tp=2 --job $outer >$outer.log 2>&1 &
     job=$!
-    until_true 60 has_begun $outer
+    until_true 60 is_at $outer 1
     expect 2 "one fixed world of 2 ranks.*reshard train --resume $outer --layout tp=2,dp=2" scale $outer 4
     expect 0 '-> dp=2' switch $outer dp=2
     expect 0 'the job has stopped' stop $outer

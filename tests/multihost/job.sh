@@ -1,17 +1,27 @@
 # shellcheck shell=bash
-# Supervised jobs on the hosts of hosts.sh. Sourced after it; $reshard, $text and $work are set, and $work/hosts
-# names the hosts.
+# Supervised jobs on the hosts of hosts.sh. Sourced by a test with its own arguments: RESHARD TEXT.
 #
+#   on_hosts LINE...                 brings up hosts, each a line of the file of hosts $work/hosts
 #   begin NAME STEPS ARGUMENT...     starts a job on host1 in the background: $job
 #   alone NAME STEPS ARGUMENT...     runs one on this machine as one host
 #   alone_until NAME STEPS STEP ...  the same, stopped after STEP
 #   verdict WHAT CODE TEXT           a check; TEXT explains a failure
 #   conclude                         the end of the test
 
+reshard=$1
+text=$2
+. "$(dirname "$(readlink -f "$0")")/hosts.sh"
 failed=0
 job=0
 train=(train --model llama-tiny --data "$text" --global-batch 4 --micro-batch 2 --seq 64 --dtype fp32 --seed 3
     --save-on-exit off)
+
+on_hosts() {
+    hosts_up $#
+    work=$hosts_folder/work
+    mkdir "$work"
+    printf '%s\n' "$@" >"$work/hosts"
+}
 
 verdict() {
     if [ "$2" -eq 0 ]; then

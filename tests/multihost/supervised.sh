@@ -4,15 +4,9 @@
 #
 #   supervised.sh RESHARD TEXT
 set -uo pipefail
-reshard=$1
-text=$2
-here=$(dirname "$(readlink -f "$0")")
-. "$here/hosts.sh"
-. "$here/job.sh"
-hosts_up 2
-work=$hosts_folder/work
-mkdir "$work"
-printf '# two hosts\nhost1 slots=2\nhost2:2\n' >"$work/hosts"
+. "$(dirname "$(readlink -f "$0")")/job.sh"
+on_hosts 'host1 slots=2' host2:2
+sed -i '1i# two hosts' "$work/hosts"
 
 begin two 12 --layout tp=2,dp=2 --switch 3:pp=2,dp=2,zero=1 --switch 6:tp=4 --switch 9:dp=4,zero=1
 until_true 60 stepped two 1

@@ -5,15 +5,8 @@
 #
 #   survive.sh RESHARD TEXT
 set -uo pipefail
-reshard=$1
-text=$2
-here=$(dirname "$(readlink -f "$0")")
-. "$here/hosts.sh"
-. "$here/job.sh"
-hosts_up 2
-work=$hosts_folder/work
-mkdir "$work"
-printf 'host1 slots=2\nhost2 slots=2\n' >"$work/hosts"
+. "$(dirname "$(readlink -f "$0")")/job.sh"
+on_hosts 'host1 slots=2' 'host2 slots=2'
 layout=tp=2,dp=2,zero=1
 alone short 12 --layout $layout
 alone_until one 100000 60 --layout $layout

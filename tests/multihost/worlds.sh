@@ -5,15 +5,8 @@
 #
 #   worlds.sh RESHARD TEXT
 set -uo pipefail
-reshard=$1
-text=$2
-here=$(dirname "$(readlink -f "$0")")
-. "$here/hosts.sh"
-. "$here/job.sh"
-hosts_up 3
-work=$hosts_folder/work
-mkdir "$work"
-printf 'host1 slots=2\nhost2 slots=2\nhost3 slots=1\n' >"$work/hosts"
+. "$(dirname "$(readlink -f "$0")")/job.sh"
+on_hosts 'host1 slots=2' 'host2 slots=2' 'host3 slots=1'
 
 # change NAME COMMAND ARGUMENT TO
 change() {
