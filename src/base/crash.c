@@ -6,6 +6,7 @@
 
 #ifdef RS_CRASH_POINTS
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -48,6 +49,18 @@ void rs_crash_step(int64_t step)
     atomic_store(&crash.now, step);
 }
 
+static void note(void)
+{
+    const char *path = getenv("RESHARD_CRASH_NOTE");
+    int file = path != NULL
+                   ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR)
+                   : -1;
+    if (file < 0)
+        return;
+    dprintf(file, "%s\n", crash.name);
+    close(file);
+}
+
 void rs_crash_point(const char *name)
 {
     if (!crash.armed || atomic_load_explicit(&crash.now, memory_order_relaxed) < crash.step ||
@@ -55,6 +68,7 @@ void rs_crash_point(const char *name)
         return;
     if (atomic_fetch_sub(&crash.left, 1) != 1)
         return;
+    note();
     if (crash.signal == 0)
         execl("/bin/sh", "sh", "-c", "exit 3", (char *)NULL);
     kill(getpid(), crash.signal);

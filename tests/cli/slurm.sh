@@ -50,12 +50,15 @@ NodeName=$node NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
 PartitionName=all Nodes=$node Default=YES MaxTime=INFINITE State=UP
 END
 export SLURM_CONF=$work/slurm.conf
+no_cluster() {
+    ! pgrep -f -- "$work/"
+}
 end_cluster() {
     scancel --full --state=RUNNING >/dev/null 2>&1
     for file in slurmd slurmctld munged; do
         [ ! -s "$work/$file.pid" ] || kill "$(cat "$work/$file.pid")" 2>/dev/null
     done
-    until_true 20 bash -c "! pgrep -f -- '$work/'"
+    until_true 20 no_cluster
     rm -rf "$work"
 }
 trap end_cluster EXIT

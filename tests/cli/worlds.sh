@@ -13,7 +13,6 @@ done
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 8 --micro-batch 2 --save-on-exit off
     --steps 100000)
-# begin NAME ARGUMENT...: starts a job, its output in NAME.log, its process in $job.
 descriptors() {
     find "/proc/$job/fd" -mindepth 1 | wc -l
 }

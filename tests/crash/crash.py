@@ -311,6 +311,7 @@ def randomly(crash, arguments):
         kills += crash.random_kill(rng.choice(list(JOBS)), rng)
         if (i + 1) % 10 == 0:
             print(f"{i + 1} runs, {kills} kills", flush=True)
+    check(kills >= arguments.count // 2, f"{kills} kills in {arguments.count} runs")
     return arguments.count
 
 

@@ -46,6 +46,7 @@ class Jobs:
     def __init__(self, reshard):
         self.reshard = reshard
         self.folder = tempfile.mkdtemp(prefix="reshard-crash-")
+        self.note = os.path.join(self.folder, "struck")  # the instants of the last crash that have come
         self.count = 0
         self.processes = []
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
@@ -79,6 +80,9 @@ class Jobs:
         environment.pop("RESHARD_CRASH", None)
         if crash:
             environment["RESHARD_CRASH"] = crash
+            environment["RESHARD_CRASH_NOTE"] = self.note
+            if os.path.exists(self.note):
+                os.unlink(self.note)
         # A file: nobody reads a pipe while a job goes on.
         output = tempfile.TemporaryFile(mode="w+", dir=self.folder)
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment,
@@ -86,6 +90,15 @@ class Jobs:
         process.output = output
         self.processes.append(process)
         return process
+
+    def check_struck(self, crash):
+        """Every instant that was named has come."""
+        struck = []
+        if os.path.exists(self.note):
+            with open(self.note, encoding="utf-8") as file:
+                struck = file.read().split()
+        missed = [text.split(":")[0] for text in crash.split(",") if text.split(":")[0] not in struck]
+        check(not missed, f"nobody was struck at {missed}, but at {struck}")
 
     @staticmethod
     def said(process):

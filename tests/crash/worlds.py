@@ -136,6 +136,7 @@ class Changes(Jobs):
             folder, process = self.begin(change[0], crash)
             self.ask(folder, change[1])
             layout = self.finish(folder, process, out)
+            self.check_struck(crash)
             check(expected in (None, layout), f"it trains in {layout}, wanted {expected}")
             return "".join(out)
         except Failed as error:
@@ -247,6 +248,7 @@ def randomly(changes, arguments):
         struck += changes.random_change(rng)
         if (i + 1) % 5 == 0:
             print(f"{i + 1} runs, {struck} killed or stopped", flush=True)
+    check(struck >= arguments.count // 2, f"{struck} killed or stopped in {arguments.count} runs")
     return arguments.count
 
 

@@ -14,6 +14,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "ckpt/publish.h"
+
 #define PATH_ROOM 1024
 
 static char *next_buffer(void)
@@ -165,13 +167,8 @@ static char scratch[64];
 
 static void remove_scratch(void)
 {
-    DIR *list = opendir(scratch);
-    if (list == NULL)
-        return;
-    for (struct dirent *entry; (entry = readdir(list)) != NULL;)
-        unlinkat(dirfd(list), entry->d_name, 0);
-    closedir(list);
-    rmdir(scratch);
+    rs_status status = rs_remove_folder(scratch);
+    (void)status; /* a folder that stays is all there is to it */
 }
 
 const char *scratch_folder(void)

@@ -30,6 +30,7 @@ hosts_down() {
     ip link del "${hosts_id}b" 2>/dev/null
     rm -rf "$hosts_folder"
 }
+trap hosts_down EXIT
 
 on() {
     local host=$1
@@ -74,7 +75,6 @@ hosts_up() {
     for tool in ip tc unshare nsenter mpirun.openmpi; do
         command -v "$tool" >/dev/null || hosts_skip "$tool is not there"
     done
-    trap hosts_down EXIT
     {
         echo "127.0.0.1 localhost"
         for ((k = 1; k <= count; k++)); do echo "10.91.7.$k host$k"; done

@@ -76,6 +76,15 @@ alone_until() {
     verdict "one host" $? "$(tail -5 "$work/$name.out")"
 }
 
+# stop_job NAME: ends a running job well.
+stop_job() {
+    local asked=0 ended=0
+    on host1 timeout 60 "$reshard" stop "$work/$1" >"$work/stop.out" 2>&1 || asked=$?
+    wait "$job" || ended=$?
+    [ "$asked $ended" = "0 0" ]
+    verdict "it is stopped ($asked, $ended)" $? "$(cat "$work/stop.out"; tail -5 "$work/$1.out")"
+}
+
 # refused NAME PATTERN ARGUMENT...: a job that does not begin, and why.
 refused() {
     local name=$1 pattern=$2
@@ -144,7 +153,8 @@ PYTHON
 
 # cleaned HOST NAME: nothing of the job is in its memory.
 cleaned() {
-    [ -z "$(on "$1" find /dev/shm -maxdepth 1 -name "reshard-*$2*")" ]
+    local left
+    left=$(on "$1" find /dev/shm -maxdepth 1 -name "reshard-*$2*") && [ -z "$left" ]
 }
 
 # same_losses NAME OTHER STEPS: every step once, and within 1e-5.
@@ -186,8 +196,8 @@ nothing_left() {
     until_true 10 no_process "$1"
     verdict "$1: no process is left" $? "$(pgrep -af -- "--job $work/$1 ")"
     for ((k = 1; k <= hosts_count; k++)); do
-        left=$(on "host$k" find /dev/shm /tmp -maxdepth 1 -name "reshard-*$1*")
-        [ -z "$left" ]
+        left=$(on "host$k" find /dev/shm /tmp -maxdepth 1 -name "reshard-*$1*" -newer "$hosts_folder/hosts") &&
+            [ -z "$left" ]
         verdict "$1: nothing is left on host$k" $? "$left"
     done
 }

@@ -24,8 +24,7 @@ check_events replicas 'r["event"] == "restart" and r["to"] == "tp=2" and "lost" 
 link host2 up
 until_true 60 cleaned host2 replicas
 verdict "what was on the host is removed when it comes back" $? "$(on host2 ls /dev/shm)"
-on host1 timeout 60 "$reshard" stop "$work/replicas" >"$work/stop.out" 2>&1
-wait "$job"
+stop_job replicas
 same_losses replicas one "$(($(last_step replicas) < 40 ? $(last_step replicas) : 40))"
 nothing_left replicas
 

@@ -34,9 +34,7 @@ nothing_left two
 begin stopped 100000 --layout dp=2,tp=2
 until_true 60 stepped stopped 2
 verdict "another one trains" $? "$(tail -5 "$work/stopped.out")"
-on host1 timeout 60 "$reshard" stop "$work/stopped" >"$work/stop.out" 2>&1
-verdict "it is stopped" $? "$(cat "$work/stop.out")"
-wait "$job"
+stop_job stopped
 nothing_left stopped
 
 # Killed with all that is there to watch it; what is left on both hosts is removed.

@@ -59,9 +59,7 @@ until_true 60 grep -q 'goes on from step' "$work/resume.out"
 verdict "the supervisor killed: another one goes on" $? "$(tail -5 "$work/resume.out")"
 step=$(last_step long)
 until_true 60 stepped long $((step > 58 ? step + 2 : 60))
-on host1 timeout 60 "$reshard" stop "$work/long" >"$work/stop.out" 2>&1
-wait "$job"
-verdict "it is stopped" $? "$(cat "$work/stop.out" "$work/resume.out")"
+stop_job long
 grep -q 'is whole in memory' "$work/resume.out"
 verdict "from memory" $? "$(cat "$work/resume.out")"
 same_losses long one 60

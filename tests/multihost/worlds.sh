@@ -35,14 +35,12 @@ PYTHON
     )
     verdict "$1: to $2 by $3 processes of a ferry" $? "$text"
 }
-tables() { # HOST NAME
-    on "$1" find /dev/shm -maxdepth 1 -name "reshard-$2-*.table" | wc -l
-}
 has_tables() { # HOST NAME COUNT
-    [ "$(tables "$1" "$2")" -eq "$3" ]
+    local found
+    found=$(on "$1" find /dev/shm -maxdepth 1 -name "reshard-$2-*.table") && [ "$(grep -c . <<<"$found")" -eq "$3" ]
 }
 only_host1() { # NAME: no rank of it is elsewhere
-    ! cut -d' ' -f2 "$work/$1"/ranks/* | grep -qv host1
+    [ "$(cut -d' ' -f2 "$work/$1"/ranks/* | sort -u)" = host1 ]
 }
 
 begin grows 100000 --layout tp=2
@@ -65,12 +63,9 @@ done
 change grows scale 4 tp=2,dp=2
 change grows scale 2 tp=2
 ferried grows tp=2 0
-step=$(python3 -c "
-import json
-print(min(30, max(l['step'] for l in map(json.loads, open('$work/grows/metrics.jsonl')) if 'loss' in l)))")
-on host1 timeout 60 "$reshard" stop "$work/grows" >"$work/stop.out" 2>&1
-wait "$job"
-verdict "it is stopped" $? "$(cat "$work/stop.out"; tail -5 "$work/grows.out")"
+step=$(last_step grows)
+step=$((step < 30 ? step : 30))
+stop_job grows
 alone_until one 100000 "$step" --layout tp=2
 same_losses grows one "$step"
 check_switches grows 5
@@ -82,15 +77,11 @@ until_true 60 stepped dies 2
 output=$(on host1 timeout 100 "$reshard" scale "$work/dies" 4 2>&1)
 [ $? -eq 1 ] && grep -q 'ferry between hosts' <<<"$output"
 verdict "a ferry that dies is a change given up" $? "$output"
-step=$(python3 -c "
-import json
-print(max(l['step'] for l in map(json.loads, open('$work/dies/metrics.jsonl')) if 'loss' in l))")
+step=$(last_step dies)
 until_true 30 stepped dies $((step + 2))
 verdict "the job goes on" $? "$(tail -5 "$work/dies.out")"
 until_true 20 has_tables host2 dies 0
 verdict "nothing of the new world is on the second host" $? "$(on host2 ls /dev/shm)"
-on host1 timeout 60 "$reshard" stop "$work/dies" >"$work/stop.out" 2>&1
-wait "$job"
-verdict "it is stopped" $? "$(cat "$work/stop.out"; tail -5 "$work/dies.out")"
+stop_job dies
 nothing_left dies
 conclude
