@@ -15,14 +15,13 @@
  * 1. Every parameter that the model files name has its folder, and every folder its fp32.pt.
  *    Folders of what the model files have and the optimizer has not are copies, and not read.
  * 2. Any state's file is read, whatever its name.
- * 3. What a conversion was interrupted in is refused: every parameter that has fragments in `tmp`
- *    has its folder.
+ * 3. What a conversion was interrupted in is refused: every state that has fragments in `tmp` has
+ *    its file.
  *
  * Specification: docs/formats/deepspeed-universal.md.
  */
 #include <inttypes.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -153,6 +152,11 @@ out:
     return status;
 }
 
+static bool is_number(const char *name)
+{
+    return name[0] != '\0' && name[strspn(name, "0123456789")] == '\0';
+}
+
 static bool is_state(const char *name)
 {
     size_t length = strlen(name);
@@ -267,17 +271,31 @@ static rs_status check_names(const rs_ds_reader *reader)
     return RS_OK;
 }
 
-/* The ranks whose fragments "fp32.NN" of a parameter are there, in the order of their numbers. */
-static rs_status list_fragments(const char *folder, rs_text *out)
+/* The length of STATE in "STATE.NN", a rank's fragment of a state; 0: it is none. */
+static size_t fragment_of(const char *name)
 {
-    rs_place place;
-    RS_TRY(rs_place_init(&place, folder));
+    const char *dot = strrchr(name, '.');
+    if (name[0] == '.' || dot == NULL || !is_number(dot + 1))
+        return 0;
+    return (size_t)(dot - name);
+}
+
+static bool is_fragment_of(const char *name, const char *state, size_t length)
+{
+    return fragment_of(name) == length && strncmp(name, state, length) == 0;
+}
+
+/* The ranks whose fragments of a state are there, in the order of their numbers. */
+static rs_status list_fragments(
+    const rs_place *place, const char *state, size_t length, rs_text *out)
+{
     long last = -1;
     for (bool more = true; more;) { /* names sort as text, numbers do not */
         long least = LONG_MAX;
-        size_t at = 0;
-        for (const char *name; (name = rs_place_match(&place, "fp32.", "", &at)) != NULL; at++) {
-            long number = strtol(name + 5, NULL, 10);
+        for (size_t i = 0; i < place->count; i++) {
+            if (!is_fragment_of(place->names[i], state, length))
+                continue;
+            long number = strtol(place->names[i] + length + 1, NULL, 10);
             if (number > last && number < least)
                 least = number;
         }
@@ -286,44 +304,103 @@ static rs_status list_fragments(const char *folder, rs_text *out)
         if (more)
             rs_text_append(out, "%s%ld", out->length > 0 ? ", " : "", least);
     }
-    rs_place_fini(&place);
     return out->status;
 }
 
-/* A parameter that has fragments and no merged state. */
-static rs_status check_merged(const rs_ds_reader *reader, const char *folder, const char *name)
+/* A state of a parameter must have been merged from its fragments, which `place` has. */
+static rs_status check_merged(const rs_ds_reader *reader, const rs_place *place, const char *name,
+    const char *state, size_t length)
 {
-    char merged[4096], inside[4096];
-    rs_text ranks = {0};
-    rs_status status = RS_OK;
-    snprintf(merged, sizeof merged, "%s/zero/%s/fp32.pt", reader->place->path, name);
-    if (access(merged, F_OK) == 0)
-        return RS_OK;
-    snprintf(inside, sizeof inside, "%s/%s/0", folder, name);
-    if (rs_is_folder(inside))
-        status = list_fragments(inside, &ranks);
-    if (status == RS_OK)
-        status = rs_error_set(RS_ERR_MALFORMED,
-            "%s: the conversion that wrote it was interrupted: of \"%s\" there are only fragments "
-            "in \"tmp\", of data-parallel ranks %s; what it was made from can be converted again",
-            reader->place->path, name, ranks.length > 0 ? ranks.data : "unknown");
+    rs_text merged = {0}, ranks = {0};
+    char *path = NULL;
+    rs_status status;
+    bool master = length == strlen("fp32") && strncmp(state, "fp32", length) == 0;
+    rs_text_append(&merged, "zero/%s/%.*s.pt", name, (int)length, state);
+    RS_TRY_GOTO(merged.status, out);
+    RS_TRY_GOTO(rs_path_join(reader->place->path, merged.data, &path), out);
+    if (access(path, F_OK) == 0)
+        goto out;
+    RS_TRY_GOTO(list_fragments(place, state, length, &ranks), out);
+    status = rs_error_set(RS_ERR_MALFORMED,
+        "%s: the conversion that wrote it was interrupted: of %.*s%s\"%s\" there are only "
+        "fragments in \"tmp\", of data-parallel ranks %s; what it was made from can be converted "
+        "again",
+        reader->place->path, master ? 0 : (int)length, state, master ? "" : " of ", name,
+        ranks.length > 0 ? ranks.data : "unknown");
+out:
+    rs_text_fini(&merged);
     rs_text_fini(&ranks);
+    free(path);
+    return status;
+}
+
+/* All states of a parameter that have fragments in a folder. */
+static rs_status check_states(const rs_ds_reader *reader, const rs_place *place, const char *name)
+{
+    size_t count, length = 0;
+    const char *state = "";
+    rs_ds_files(reader, RS_DS_MODEL_OF_RANK, &count);
+    RS_TRY(check_merged(reader, place, name, "fp32", strlen("fp32")));
+    for (size_t i = 0; i < place->count; i++) {
+        if (fragment_of(place->names[i]) == 0 || is_fragment_of(place->names[i], state, length))
+            continue;
+        state = place->names[i];
+        length = fragment_of(state);
+        /* Of ZeRO-3 ds_to_universal has fragments of the step, and merges none. */
+        if (count == 0 || length != strlen("step") || strncmp(state, "step", length) != 0)
+            RS_TRY(check_merged(reader, place, name, state, length));
+    }
+    return RS_OK;
+}
+
+/*
+ * A folder in `tmp`: of a parameter or of what its name begins with, or of a rank, whose name is a
+ * number and whose parent's that of the parameter, or "whole" of a rank, for states that every
+ * data-parallel rank has whole. `owner`: the parameter in the latter two, NULL in the others. What
+ * has no folders and no fragments is a parameter of which none was written.
+ */
+static rs_status check_folder(
+    const rs_ds_reader *reader, const char *folder, const char *name, const char *owner, int depth)
+{
+    rs_place place;
+    bool leaf = true, fragments = false;
+    if (depth > NEST_MOST + 2)
+        return rs_error_set(RS_ERR_MALFORMED, "%s: folders nest too deep", folder);
+    RS_TRY(rs_place_init(&place, folder));
+    rs_status status = RS_OK;
+    for (size_t i = 0; i < place.count && status == RS_OK; i++) {
+        const char *entry = place.names[i];
+        char *path = NULL;
+        status = rs_path_join(folder, entry, &path);
+        if (status == RS_OK && rs_is_folder(path)) {
+            rs_text inner = {0};
+            const char *of = depth > 0 && is_number(entry) ? name
+                             : strcmp(entry, "whole") == 0 ? owner
+                                                           : NULL;
+            rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", entry);
+            status = inner.status;
+            if (status == RS_OK)
+                status = check_folder(reader, path, inner.data, of, depth + 1);
+            rs_text_fini(&inner);
+            leaf = false;
+        } else {
+            fragments = fragments || fragment_of(entry) > 0;
+        }
+        free(path);
+    }
+    if (status == RS_OK && depth > 0 && (leaf || (fragments && owner != NULL)))
+        status = check_states(reader, &place, owner != NULL ? owner : name);
+    rs_place_fini(&place);
     return status;
 }
 
 static rs_status check_fragments(const rs_ds_reader *reader)
 {
-    rs_place place;
     char *folder = NULL;
     if (!rs_place_has_folder(reader->place, "tmp"))
         return RS_OK;
     RS_TRY(rs_path_join(reader->place->path, "tmp", &folder));
-    rs_status status = rs_place_init(&place, folder);
-    if (status == RS_OK) {
-        for (size_t i = 0; i < place.count && status == RS_OK; i++)
-            status = check_merged(reader, folder, place.names[i]);
-        rs_place_fini(&place);
-    }
+    rs_status status = check_folder(reader, folder, "", NULL, 0);
     free(folder);
     return status;
 }

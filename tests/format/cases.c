@@ -127,6 +127,71 @@ static void test_fragments(void **state)
     }
 }
 
+static void write_ten(const char *file)
+{
+    build b = {0};
+    float numbers[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    int64_t ten = 10;
+    build_tensor(&b, RS_DTYPE_F32, 1, &ten, numbers);
+    build_write(&b, in_folder(folder, file), NULL);
+}
+
+/* The folders and files of a conversion that kept its fragments: of a parameter whose name has
+ * slashes and a number, and of one whose name begins as the first's does. */
+static void write_kept(void)
+{
+    static const char *const folders[] = {"tmp", "tmp/a", "tmp/a/0", "tmp/a/0/b", "tmp/a/0/b/0",
+        "tmp/a/0/b/0/whole", "zero", "zero/a", "zero/a/0", "zero/a/0/b"};
+    static const char *const files[] = {"tmp/a/0/fp32.00", "tmp/a/0/step.00", "tmp/a/0/b/0/fp32.00",
+        "tmp/a/0/b/0/exp_avg.00", "tmp/a/0/b/0/exp_avg.10", "tmp/a/0/b/0/whole/momentum.01",
+        "zero/a/fp32.pt", "zero/a/0/b/fp32.pt", "zero/a/0/b/exp_avg.pt", "zero/a/0/b/momentum.pt"};
+    mkdir(folder, 0755);
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+        mkdir(in_folder(folder, folders[i]), 0755);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        write_ten(files[i]);
+    build b = {0};
+    build_int(&b, 7);
+    build_write(&b, in_folder(folder, "zero/a/step.pt"), NULL);
+}
+
+/* A03: fragments that a conversion kept, of parameters whose names have slashes: nothing lacks.
+ * Where a state was not merged it is refused, whichever it is; the step of ZeRO-3 never is. */
+static void test_kept_fragments(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file, *why;
+    } lost[] = {{"zero/a/fp32.pt", "interrupted: of \"a\" there are only fragments"},
+        {"zero/a/step.pt", "interrupted: of step of \"a\" there are only fragments"},
+        {"zero/a/0/b/fp32.pt", "interrupted: of \"a/0/b\" there are only fragments"},
+        {"zero/a/0/b/exp_avg.pt", "of exp_avg of \"a/0/b\" there are only fragments in \"tmp\", "
+                                  "of data-parallel ranks 0, 10;"},
+        {"zero/a/0/b/momentum.pt", "of momentum of \"a/0/b\" there are only fragments in \"tmp\", "
+                                   "of data-parallel ranks 1;"}};
+    write_kept();
+    rs_checkpoint *checkpoint = opened(folder);
+    assert_non_null(entry_of(checkpoint, "a", "master"));
+    assert_non_null(entry_of(checkpoint, "a/0/b", "exp_avg"));
+    rs_checkpoint_close(checkpoint);
+    for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
+        assert_int_equal(unlink(in_folder(folder, lost[i].file)), 0);
+        assert_int_equal(read_everything(folder, NULL), RS_ERR_MALFORMED);
+        expect_message(lost[i].why);
+        OK(rs_remove_folder(folder));
+        write_kept();
+    }
+    assert_int_equal(unlink(in_folder(folder, "zero/a/step.pt")), 0);
+    build b = {0};
+    build_dict(&b);
+    build_dict_of(&b, "module");
+    build_dict_end(&b);
+    build_dict_end(&b);
+    build_write(&b, in_folder(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt"), NULL);
+    rs_checkpoint_close(opened(folder));
+    OK(rs_remove_folder(folder));
+}
+
 /* B01: one key head on four ranks: copies, not shares; one that differs is told. B12: a table of
  * 32768 rows. B13: adapters, whose halves follow the side of their base. */
 static void test_cut_sides(void **state)
@@ -791,6 +856,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a03),
         cmocka_unit_test(test_fragments),
+        cmocka_unit_test(test_kept_fragments),
         cmocka_unit_test(test_cut_sides),
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_groups),
