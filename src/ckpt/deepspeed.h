@@ -93,6 +93,11 @@ typedef struct rs_ds_reader {
     bool weights;        /* `module` is read */
     size_t flat;         /* tensors whose shapes no file says */
     rs_ds_model *models; /* [pp * tp] */
+    struct {
+        const rs_ds_param **items; /* of all models, each name once */
+        size_t count, capacity;
+    } shapes; /* of a universal checkpoint */
+    rs_names shape_names;
     rs_pool pool;
     json_t *groups; /* extras: parameter groups */
     struct {

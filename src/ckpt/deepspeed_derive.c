@@ -185,6 +185,8 @@ void rs_ds_reader_fini(rs_ds_reader *reader)
         free(reader->models[mp].weights.items);
     }
     free(reader->models);
+    free(reader->shapes.items);
+    rs_names_fini(&reader->shape_names);
     free(reader->files.items);
     free(reader->shared.items);
     free(reader->parts.items);

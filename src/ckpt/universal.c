@@ -48,16 +48,29 @@ bool rs_universal_probe(const rs_place *place)
     return place->folder && (rs_place_has_folder(place, "zero") || has_fragments(place));
 }
 
+/* Lists what the model files have, by name; of a name that several have, the first. */
+static rs_status index_shapes(rs_ds_reader *reader)
+{
+    for (int mp = 0; mp < reader->pp * reader->tp; mp++)
+        for (size_t g = 0; g < reader->models[mp].group_count; g++)
+            for (size_t i = 0; i < reader->models[mp].groups[g].count; i++) {
+                const rs_ds_param *param = &reader->models[mp].groups[g].items[i];
+                int found;
+                RS_TRY(RS_LIST_RESERVE_ONE(&reader->shapes));
+                RS_TRY(rs_names_add(
+                    &reader->shape_names, param->name, (int)reader->shapes.count, &found));
+                if (found < 0)
+                    reader->shapes.items[reader->shapes.count++] = param;
+            }
+    return RS_OK;
+}
+
 /* The shape of a parameter that a model file has; with several tensor-parallel ranks it may be that
  * of a slice. */
 static const rs_ds_param *find_shape(const rs_ds_reader *reader, const char *name)
 {
-    for (int mp = 0; reader->models != NULL && mp < reader->pp * reader->tp; mp++)
-        for (size_t g = 0; g < reader->models[mp].group_count; g++)
-            for (size_t i = 0; i < reader->models[mp].groups[g].count; i++)
-                if (strcmp(reader->models[mp].groups[g].items[i].name, name) == 0)
-                    return &reader->models[mp].groups[g].items[i];
-    return NULL;
+    int found = rs_names_find(&reader->shape_names, name);
+    return found >= 0 ? reader->shapes.items[found] : NULL;
 }
 
 static rs_status add_tensor(rs_ds_reader *reader, const rs_torch *torch, const char *name,
@@ -163,15 +176,6 @@ static bool is_state(const char *name)
     return length > 3 && name[0] != '.' && strcmp(name + length - 3, ".pt") == 0;
 }
 
-static bool has_shapes(const rs_ds_reader *reader)
-{
-    for (int mp = 0; reader->models != NULL && mp < reader->pp * reader->tp; mp++)
-        for (size_t g = 0; g < reader->models[mp].group_count; g++)
-            if (reader->models[mp].groups[g].count > 0)
-                return true;
-    return false;
-}
-
 /* True if the folder has fp32.pt alone, and the model files have the tensor and the optimizer has
  * it not: a buffer or a frozen parameter, of which DeepSpeed since 0.19 writes a copy here too. */
 static bool is_copy(const rs_ds_reader *reader, const rs_place *folder, const char *name)
@@ -179,7 +183,7 @@ static bool is_copy(const rs_ds_reader *reader, const rs_place *folder, const ch
     for (size_t i = 0; i < folder->count; i++)
         if (is_state(folder->names[i]) && strcmp(folder->names[i], "fp32.pt") != 0)
             return false;
-    return has_shapes(reader) && find_shape(reader, name) == NULL &&
+    return reader->shapes.count > 0 && find_shape(reader, name) == NULL &&
            (rs_catalog_find(reader->catalog, name, "buffer") >= 0 ||
                rs_catalog_find(reader->catalog, name, "param") >= 0);
 }
@@ -426,6 +430,7 @@ static rs_status read_models(rs_ds_reader *reader)
     rs_assembly_init(&reader->assembly, reader->catalog, &reader->rules, reader->tp);
     reader->assembly.partial = true;
     RS_TRY(rs_ds_read_models(reader));
+    RS_TRY(index_shapes(reader));
     return rs_assembly_finish(&reader->assembly);
 }
 
