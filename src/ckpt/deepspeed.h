@@ -188,6 +188,9 @@ rs_status rs_ds_note_member(
 rs_status rs_ds_note_members(
     rs_ds_reader *reader, int mp, const rs_value *groups, bool by_number) RS_MUST_CHECK;
 
+/* The group whose `params` have the number of a flat buffer; false: none has, or it is no list. */
+bool rs_ds_owner(const rs_value *groups, size_t number, size_t *out);
+
 /* Puts the names into the groups of the extras. */
 rs_status rs_ds_name_groups(rs_ds_reader *reader) RS_MUST_CHECK;
 

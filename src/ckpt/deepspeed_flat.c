@@ -488,25 +488,13 @@ static rs_status read_stream(const params_file *p, const char *key, const int64_
     return place_stream(p, key, lengths);
 }
 
-/* The parameter group that a sub-group belongs to. */
-static size_t owner(const rs_value *groups, size_t sub_group)
-{
-    for (size_t g = 0; rs_value_is_sequence(groups) && g < groups->count; g++) {
-        const rs_value *params = rs_value_get(groups->as.items[g], "params");
-        for (uint32_t i = 0; rs_value_is_sequence(params) && i < params->count; i++) {
-            int64_t index;
-            if (rs_value_integer(params->as.items[i], &index) && index == (int64_t)sub_group)
-                return g;
-        }
-    }
-    return sub_group;
-}
-
 static rs_status read_numbers(const params_file *p, const rs_value *inner, size_t s,
     const rs_value *state, rs_names *names, const char **keys, size_t *key_count)
 {
     const char *name;
-    size_t group = owner(rs_value_get(inner, "param_groups"), s);
+    size_t group;
+    if (!rs_ds_owner(rs_value_get(inner, "param_groups"), s, &group))
+        group = s;
     RS_TRY(rs_ds_group_name(p->reader, p->file->mp, group, &name));
     for (uint32_t i = 0; i < state->count; i++) {
         const char *key = rs_value_string(state->as.dict->pairs[2 * (size_t)i]);

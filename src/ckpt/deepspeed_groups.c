@@ -29,14 +29,13 @@ rs_status rs_ds_note_member(rs_ds_reader *reader, int mp, size_t group, const ch
     return RS_OK;
 }
 
-/* The group that has the flat buffer of that number among its `params`. */
-static bool owner_of(const rs_value *groups, size_t buffer, size_t *out)
+bool rs_ds_owner(const rs_value *groups, size_t number, size_t *out)
 {
-    for (size_t g = 0; g < groups->count; g++) {
+    for (size_t g = 0; rs_value_is_sequence(groups) && g < groups->count; g++) {
         const rs_value *params = rs_value_get(groups->as.items[g], "params");
         for (uint32_t i = 0; rs_value_is_sequence(params) && i < params->count; i++) {
             int64_t index;
-            if (rs_value_integer(params->as.items[i], &index) && index == (int64_t)buffer) {
+            if (rs_value_integer(params->as.items[i], &index) && index == (int64_t)number) {
                 *out = g;
                 return true;
             }
@@ -57,7 +56,7 @@ rs_status rs_ds_note_members(rs_ds_reader *reader, int mp, const rs_value *group
             group = s;
             known = true;
         } else if (!known) {
-            known = owner_of(groups, s, &group);
+            known = rs_ds_owner(groups, s, &group);
         }
         reader->members_unknown += known ? 0 : model->groups[s].count;
         for (size_t i = 0; i < model->groups[s].count && known; i++)
