@@ -73,16 +73,8 @@ rs_status rs_ds_name_groups(rs_ds_reader *reader)
         bool staged = json_is_array(json_array_get(all, 0));
         json_t *groups = staged ? json_array_get(all, (size_t)m->stage) : all;
         json_t *group = json_array_get(groups, m->group);
-        if (!json_is_object(group))
-            continue;
-        json_t *names = json_object_get(group, RS_GROUP_NAMES);
-        if (!json_is_array(names)) {
-            if (json_object_set_new(group, RS_GROUP_NAMES, json_array()) != 0)
-                return rs_error_memory(64);
-            names = json_object_get(group, RS_GROUP_NAMES);
-        }
-        if (json_array_append_new(names, json_string(m->name)) != 0)
-            return rs_error_memory(64);
+        if (json_is_object(group))
+            RS_TRY(rs_group_add_name(group, m->name));
     }
     if (reader->members_unknown > 0)
         return rs_catalog_warn(reader->catalog,

@@ -70,16 +70,29 @@ static bool same_options(const json_t *a, const json_t *b)
     return same;
 }
 
+/* The list of a group's names (borrowed), made where there is none; NULL without memory. */
+static json_t *names_of(json_t *group)
+{
+    json_t *names = json_object_get(group, RS_GROUP_NAMES);
+    if (json_is_array(names))
+        return names;
+    names = json_array();
+    return json_object_set_new(group, RS_GROUP_NAMES, names) == 0 ? names : NULL;
+}
+
+rs_status rs_group_add_name(json_t *group, const char *name)
+{
+    if (json_array_append_new(names_of(group), json_string(name)) != 0)
+        return rs_error_memory(strlen(name));
+    return RS_OK;
+}
+
 /* Puts the names of `from` behind those of `to`. */
 static void add_names(json_t *to, const json_t *from)
 {
     const json_t *more = json_object_get(from, RS_GROUP_NAMES);
-    json_t *names = json_object_get(to, RS_GROUP_NAMES);
-    if (!json_is_array(more))
-        return;
-    if (names == NULL && json_object_set_new(to, RS_GROUP_NAMES, json_array()) == 0)
-        names = json_object_get(to, RS_GROUP_NAMES);
-    json_array_extend(names, (json_t *)(uintptr_t)more);
+    if (json_is_array(more))
+        json_array_extend(names_of(to), (json_t *)(uintptr_t)more);
 }
 
 json_t *rs_groups_merged(const json_t *groups)
@@ -164,16 +177,8 @@ static rs_status settle(rs_regroup *r)
     if (r->name != NULL && r->group == -2 &&
         json_array_append_new(r->lost, json_string(r->name)) != 0)
         return rs_error_memory(64);
-    if (r->name != NULL && r->group >= 0) {
-        json_t *group = rs_groups_at(r->merged, (size_t)r->group);
-        json_t *names = json_object_get(group, RS_GROUP_NAMES);
-        if (names == NULL) {
-            names = json_array();
-            json_object_set_new(group, RS_GROUP_NAMES, names);
-        }
-        if (json_array_append_new(names, json_string(r->name)) != 0)
-            return rs_error_memory(64);
-    }
+    if (r->name != NULL && r->group >= 0)
+        RS_TRY(rs_group_add_name(rs_groups_at(r->merged, (size_t)r->group), r->name));
     r->name = NULL;
     r->group = -1;
     return RS_OK;

@@ -23,6 +23,9 @@ json_t *rs_groups_at(const json_t *groups, size_t i);
 /* The group whose `params` have a number; -1: none. Of a list without stages. */
 int rs_groups_owner(const json_t *groups, size_t number);
 
+/* Puts a parameter's name behind those of the group. */
+rs_status rs_group_add_name(json_t *group, const char *name) RS_MUST_CHECK;
+
 /* One list for all stages, each group with the names of all: a new reference. NULL if stages have
  * other options than the first, or there are no groups. */
 json_t *rs_groups_merged(const json_t *groups);
