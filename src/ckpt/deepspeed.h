@@ -70,11 +70,13 @@ typedef struct rs_ds_part {
     int tp;
 } rs_ds_part;
 
+#define RS_DS_NO_GROUP SIZE_MAX
+
 /* A parameter in a parameter group of a pipeline stage. */
 typedef struct rs_ds_member {
     const char *name;
     int stage;
-    size_t group;
+    size_t group; /* RS_DS_NO_GROUP: nothing says which */
 } rs_ds_member;
 
 typedef struct rs_ds_reader {
@@ -104,10 +106,9 @@ typedef struct rs_ds_reader {
         rs_ds_member *items;
         size_t count, capacity;
     } members;
-    rs_names member_names;
-    size_t members_unknown; /* parameters whose group nothing says */
-    int64_t left;           /* values that may still go into the extras */
-    double step;            /* of the optimizer; negative: none yet */
+    rs_names member_names; /* "STAGE\nNAME" */
+    int64_t left;          /* values that may still go into the extras */
+    double step;           /* of the optimizer; negative: none yet */
     bool step_differs;
     int64_t global_steps, skipped_steps; /* -1 */
     struct {
@@ -179,7 +180,8 @@ rs_status rs_ds_add_part(rs_ds_reader *reader, const rs_ds_file *file, const cha
 rs_status rs_ds_add_step(rs_ds_reader *reader, const rs_torch *torch, int mp, int dp,
     const char *name, const char *role, const rs_value *value) RS_MUST_CHECK;
 
-/* The parameter is in that group of the stage's optimizer. */
+/* The parameter is in that group of the stage's optimizer, RS_DS_NO_GROUP: in one of them. What is
+ * known of one tensor-parallel rank goes for all. */
 rs_status rs_ds_note_member(
     rs_ds_reader *reader, int mp, size_t group, const char *name) RS_MUST_CHECK;
 

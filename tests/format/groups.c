@@ -251,32 +251,40 @@ static void write_number(const char *name, int64_t count)
     build_write(&b, in_folder(folder, name), NULL);
 }
 
-/* A universal checkpoint of another tool, whose model file names the parameters in one list and
- * whose optimizer has two groups: which has them is not known, and that is said. */
-static void test_unknown(void **state)
+/* A universal checkpoint of another tool: its model files name the one parameter in one list, and
+ * its optimizer has so many groups. */
+static void write_other(int tp, int pp, int groups)
 {
-    (void)state;
     build b = {0};
     mkdir(folder, 0755);
     mkdir(in_folder(folder, "zero"), 0755);
     mkdir(in_folder(folder, "zero/w"), 0755);
-    build_dict(&b);
-    build_text(&b, "module");
-    build_dict(&b);
-    build_dict_end(&b);
-    build_text(&b, "param_shapes");
-    build_list(&b);
-    build_dict(&b);
-    build_text(&b, "w");
-    build_size(&b, 1, (int64_t[]){6});
-    build_dict_end(&b);
-    build_list_end(&b);
-    build_dict_end(&b);
-    build_write(&b, in_folder(folder, "mp_rank_00_model_states.pt"), NULL);
+    for (int mp = 0; mp < tp * pp; mp++) {
+        char name[64];
+        build_dict(&b);
+        build_dict_of(&b, "module");
+        build_dict_end(&b);
+        build_text(&b, "param_shapes");
+        build_list(&b);
+        build_dict(&b);
+        build_text(&b, "w");
+        build_size(&b, 1, (int64_t[]){6});
+        build_dict_end(&b);
+        build_list_end(&b);
+        build_dict_of(&b, "checkpoint_parallel_dimensions");
+        build_text(&b, "tp_degree");
+        build_int(&b, tp);
+        build_text(&b, "pp_degree");
+        build_int(&b, pp);
+        build_dict_end(&b);
+        build_dict_end(&b);
+        snprintf(name, sizeof name, "mp_rank_%02d_model_states.pt", mp);
+        build_write(&b, in_folder(folder, name), NULL);
+    }
     build_dict(&b);
     build_text(&b, "param_groups");
     build_list(&b);
-    for (int g = 0; g < 2; g++) {
+    for (int g = 0; g < groups; g++) {
         build_dict(&b);
         build_text(&b, "lr");
         build_float(&b, 0.001 * (g + 1));
@@ -288,13 +296,30 @@ static void test_unknown(void **state)
     write_number("zero/w/fp32.pt", 6);
     write_number("zero/w/exp_avg.pt", 6);
     write_number("zero/w/exp_avg_sq.pt", 6);
-    rs_checkpoint *checkpoint = opened(folder);
-    static const char *const none[] = {"", ""};
-    expect_groups(checkpoint, 2, none);
-    assert_true(
-        has_warning(checkpoint, "nothing says to which of 2 parameter groups 1 parameters belong"));
-    rs_checkpoint_close(checkpoint);
-    OK(rs_remove_folder(folder));
+}
+
+/* Of two groups, which has the parameters is not known, and that is said: of one parameter, however
+ * many ranks and stages have it. Of one group it is known, and it has a tied parameter once. */
+static void test_unknown(void **state)
+{
+    (void)state;
+    static const char *const none[] = {"", ""}, *const all[] = {"w"};
+    for (int tp = 1; tp <= 2; tp++)
+        for (int pp = 1; pp <= 2; pp++) {
+            write_other(tp, pp, 2);
+            rs_checkpoint *checkpoint = opened(folder);
+            expect_groups(checkpoint, 2, none);
+            assert_true(has_warning(
+                checkpoint, "nothing says to which of 2 parameter groups 1 parameters belong"));
+            rs_checkpoint_close(checkpoint);
+            OK(rs_remove_folder(folder));
+            write_other(tp, pp, 1);
+            checkpoint = opened(folder);
+            expect_groups(checkpoint, 1, all);
+            assert_false(has_warning(checkpoint, "parameter groups"));
+            rs_checkpoint_close(checkpoint);
+            OK(rs_remove_folder(folder));
+        }
 }
 
 static int64_t number(const json_t *extras, const char *object, const char *key)
