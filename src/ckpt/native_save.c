@@ -30,6 +30,7 @@
 #include "ckpt/native_names.h"
 #include "ckpt/publish.h"
 #include "ckpt/safetensors.h"
+#include "move/checksum.h"
 #include "reshard/certificate.h"
 #include "reshard/move.h"
 
@@ -59,14 +60,6 @@ struct rs_save {
     int64_t touched; /* bytes whose pages are there */
     char *record;
 };
-
-static void packed_strides(const rs_box *box, int64_t element, int64_t *stride)
-{
-    for (int d = box->ndim - 1; d >= 0; d--) {
-        stride[d] = element;
-        element *= box->extent[d];
-    }
-}
 
 /* ---- the copy ---- */
 
@@ -158,7 +151,7 @@ rs_status rs_save_begin(
                 rs_save_destroy(s);
             return status;
         }
-        packed_strides(&item->box, (int64_t)rs_dtype_size(item->dtype), packed);
+        rs_sum_canonical(item->box.ndim, item->box.extent, rs_dtype_size(item->dtype), packed);
         rs_move_box(item->box.ndim, item->box.extent, rs_dtype_size(item->dtype),
             s->copy + item->at, packed, from, shard.stride);
     }
@@ -211,24 +204,19 @@ static rs_status write_item(const rs_save *save, save_item *item, XXH3_state_t *
 {
     const rs_tensor *tensor = rs_space_tensor(rs_placement_space(save->placement), item->tensor);
     const rs_role *role = rs_space_role(rs_placement_space(save->placement), item->role);
-    int64_t size = (int64_t)rs_dtype_size(item->dtype), packed[RS_MAX_DIMS];
+    int64_t size = (int64_t)rs_dtype_size(item->dtype);
     uint64_t key = rs_sum_key(tensor->name, role->name);
-    packed_strides(&item->box, size, packed);
     item->sum = (rs_sum){0};
     XXH3_64bits_reset(hash);
     for (int64_t at = 0; at < item->bytes; at += BLOCK) {
         const char *data = save->copy + item->at + at;
         int64_t end = rs_min64(at + BLOCK, item->bytes);
-        rs_box boxes[2 * RS_MAX_DIMS];
-        int count = rs_box_linear_range(&item->box, at / size, end / size, boxes);
         XXH3_64bits_update(hash, data, (size_t)(end - at));
         RS_TRY(rs_out_write(out, data, (size_t)(end - at)));
-        for (int k = 0; k < count; k++) {
-            rs_sum sum = rs_sum_box(key, tensor->shape, &boxes[k], (size_t)size, data, packed);
-            item->sum.lane[0] += sum.lane[0];
-            item->sum.lane[1] += sum.lane[1];
-            data += rs_box_volume(&boxes[k]) * size;
-        }
+        rs_sum sum =
+            rs_sum_range(key, tensor->shape, &item->box, (size_t)size, at / size, end / size, data);
+        item->sum.lane[0] += sum.lane[0];
+        item->sum.lane[1] += sum.lane[1];
     }
     item->hash = XXH3_64bits_digest(hash);
     return RS_OK;

@@ -41,6 +41,7 @@
 #include "ckpt/output.h"
 #include "ckpt/publish.h"
 #include "ckpt/sink.h"
+#include "move/checksum.h"
 
 #define MEMORY ((int64_t)256 << 20)
 #define CHUNK ((int64_t)8 << 20)
@@ -166,28 +167,14 @@ static rs_status read_bytes(
     return RS_OK;
 }
 
+/* The content sum of bytes [from, to) of a tensor, which lie at `data`. */
 static rs_sum content_of(
     const rs_catalog *catalog, const rs_logical *tensor, int64_t from, int64_t to, const void *data)
 {
     const rs_checkpoint_entry *entry = &rs_catalog_get(catalog, tensor->id)->is;
     int64_t size = (int64_t)rs_dtype_size(tensor->dtype);
-    uint64_t key = rs_sum_key(entry->name, tensor->role);
-    rs_box parts[2 * RS_MAX_DIMS];
-    rs_sum all = {{0, 0}};
-    const unsigned char *at = data;
-    int count = rs_box_linear_range(&tensor->box, from / size, to / size, parts);
-    for (int i = 0; i < count; i++) {
-        int64_t stride[RS_MAX_DIMS], step = size;
-        for (int d = parts[i].ndim - 1; d >= 0; d--) {
-            stride[d] = step;
-            step *= parts[i].extent[d];
-        }
-        rs_sum sum = rs_sum_box(key, entry->shape, &parts[i], (size_t)size, at, stride);
-        all.lane[0] += sum.lane[0];
-        all.lane[1] += sum.lane[1];
-        at += step;
-    }
-    return all;
+    return rs_sum_range(rs_sum_key(entry->name, tensor->role), entry->shape, &tensor->box,
+        (size_t)size, from / size, to / size, data);
 }
 
 /* Puts bytes of a range together, and takes the sums that need no turn. */

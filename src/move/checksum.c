@@ -332,3 +332,21 @@ rs_sum rs_sum_box(uint64_t key, const int64_t *shape, const rs_box *box, size_t 
             MEMORY, (const unsigned char *)data + base[MEMORY]);
     return summer.sum;
 }
+
+rs_sum rs_sum_range(uint64_t key, const int64_t *shape, const rs_box *box, size_t element_size,
+    int64_t begin, int64_t end, const void *data)
+{
+    rs_box parts[2 * RS_MAX_DIMS];
+    rs_sum all = {{0, 0}};
+    const unsigned char *at = data;
+    int count = rs_box_linear_range(box, begin, end, parts);
+    for (int i = 0; i < count; i++) {
+        int64_t packed[RS_MAX_DIMS];
+        rs_sum_canonical(parts[i].ndim, parts[i].extent, element_size, packed);
+        rs_sum sum = rs_sum_box(key, shape, &parts[i], element_size, at, packed);
+        all.lane[0] += sum.lane[0];
+        all.lane[1] += sum.lane[1];
+        at += (size_t)rs_box_volume(&parts[i]) * element_size;
+    }
+    return all;
+}

@@ -30,6 +30,11 @@ void rs_summer_run(rs_summer *summer, uint64_t at, const void *data, size_t byte
 void rs_summer_lattice(rs_summer *summer, const rs_lattice *lattice, size_t element_size,
     int canonical, uint64_t at, int memory, const void *data);
 
+/* The sum of elements begin .. end - 1 of `box` of a tensor of `shape`, in row-major order, which
+ * lie packed at `data`. */
+rs_sum rs_sum_range(uint64_t key, const int64_t *shape, const rs_box *box, size_t element_size,
+    int64_t begin, int64_t end, const void *data);
+
 /* Byte strides of a tensor's canonical image. */
 void rs_sum_canonical(int ndim, const int64_t *shape, size_t element_size, int64_t *stride);
 
