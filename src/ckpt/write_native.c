@@ -32,8 +32,13 @@ typedef struct shard {
     rs_logical is;
     const char *tensor; /* name */
     size_t part;        /* of the output */
-    int rank;           /* whose file it is in */
 } shard;
+
+/* One that is written: a rank's, with shards first .. end - 1. */
+typedef struct native_file {
+    int rank;
+    size_t first, end;
+} native_file;
 
 typedef struct own {
     rs_pool pool;
@@ -42,7 +47,7 @@ typedef struct own {
         size_t count, capacity;
     } shards;
     struct {
-        int *items; /* the rank of each file */
+        native_file *items;
         size_t count, capacity;
     } files;
     rs_space *space;
@@ -166,12 +171,10 @@ static rs_status plan_file(
     RS_TRY_GOTO(rs_safetensors_output(&w->output, tensors, names, count, notes, 3,
                     RS_OUTPUT_XXH3 | RS_OUTPUT_CONTENT, parts),
         out);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         o->shards.items[first + i].part = parts[i];
-        o->shards.items[first + i].rank = rank;
-    }
     RS_TRY_GOTO(RS_LIST_RESERVE_ONE(&o->files), out);
-    o->files.items[o->files.count++] = rank;
+    o->files.items[o->files.count++] = (native_file){rank, first, end};
 out:
     free(tensors);
     free(names);
@@ -318,17 +321,17 @@ static json_t *shard_json(const rs_writing *w, const shard *s)
 /* What the manifest says of a file. */
 static rs_status record_of(const rs_writing *w, const own *o, size_t file, char **out)
 {
-    int rank = o->files.items[file];
+    const native_file *f = &o->files.items[file];
     char name[RS_NATIVE_NAME];
     json_t *shards = json_array();
     bool bad = shards == NULL;
-    for (size_t i = 0; i < o->shards.count && !bad; i++)
-        if (o->shards.items[i].rank == rank && o->shards.items[i].is.bytes > 0)
+    for (size_t i = f->first; i < f->end && !bad; i++)
+        if (o->shards.items[i].is.bytes > 0)
             bad = json_array_append_new(shards, shard_json(w, &o->shards.items[i])) != 0;
-    json_t *root =
-        bad ? NULL
-            : json_pack("{s:s,s:i,s:I,s:O}", "name", rs_native_file_name(rank, name), "rank", rank,
-                  "bytes", (json_int_t)w->output.files.items[file].bytes, "shards", shards);
+    json_t *root = bad ? NULL
+                       : json_pack("{s:s,s:i,s:I,s:O}", "name", rs_native_file_name(f->rank, name),
+                             "rank", f->rank, "bytes",
+                             (json_int_t)w->output.files.items[file].bytes, "shards", shards);
     *out = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     json_decref(shards);
@@ -339,16 +342,14 @@ static rs_status finish(rs_writing *w)
 {
     const own *o = w->own;
     rs_save_name name = {w->folder, step_of(w), JOB};
-    rs_save_about about = {.layout = o->layout, .world = o->world};
+    bool laid_out = w->options->layout != NULL;
+    const char *was = w->catalog->layout != NULL ? w->catalog->layout : "dp=1";
+    rs_save_about about = {.layout = laid_out ? o->layout : was, .world = laid_out ? o->world : 1};
     char *text = NULL;
     rs_status status = RS_OK;
     char **records = rs_calloc(o->files.count, sizeof *records);
     if (records == NULL)
         return rs_error_memory(o->files.count * sizeof *records);
-    if (w->options->layout == NULL) {
-        about.layout = w->catalog->layout != NULL ? w->catalog->layout : "dp=1";
-        about.world = 1;
-    }
     for (size_t i = 0; i < o->files.count; i++)
         RS_TRY_GOTO(record_of(w, o, i, &records[i]), out);
     text = json_dumps(rs_extras_of_run(w->extras), JSON_COMPACT | JSON_REAL_PRECISION(17));
