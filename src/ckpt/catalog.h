@@ -107,8 +107,8 @@ typedef struct rs_catalog {
     } warnings;
     rs_names names; /* "role\nname" */
     json_t *extras; /* an object */
-    json_t *
-        model; /* NULL, or {"facts":{KEY:TEXT},"first_layers":{TENSOR:LAYER or LAYERS}} (space.h) */
+    /* NULL, or {"facts":{KEY:TEXT},"first_layers":{TENSOR:LAYER or LAYERS}} (space.h) */
+    json_t *model;
 } rs_catalog;
 
 rs_status rs_catalog_create(const char *format, rs_catalog **out) RS_MUST_CHECK;

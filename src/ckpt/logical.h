@@ -58,10 +58,10 @@ rs_status rs_logical_read(const rs_catalog *catalog, const rs_logical *tensor, r
 rs_status rs_logical_space(
     const rs_catalog *catalog, const char *role, rs_space **out) RS_MUST_CHECK;
 
-/* Says in the catalog what the space says of the model. */
 /* The layers of a tensor that lists them; NULL without memory. */
 json_t *rs_logical_layers(const rs_tensor *tensor);
 
+/* Says in the catalog what the space says of the model. */
 rs_status rs_logical_set_model(rs_catalog *catalog, const rs_space *space) RS_MUST_CHECK;
 
 #endif

@@ -399,13 +399,10 @@ static json_t *tensor_json(const rs_space *space, int tensor, const uint64_t *wo
     }
     json_t *out =
         bad ? NULL : json_pack("{s:s,s:O,s:O}", "name", t->name, "shape", shape, "roles", roles);
-    if (out != NULL && t->layer_first > 0 && t->layers == NULL &&
-        json_object_set_new(out, "first_layer", json_integer(t->layer_first)) != 0) {
-        json_decref(out);
-        out = NULL;
-    }
-    if (out != NULL && t->layers != NULL &&
-        json_object_set_new(out, "layers", rs_logical_layers(t)) != 0) {
+    bool listed = t->layers != NULL;
+    if (out != NULL && (listed || t->layer_first > 0) &&
+        json_object_set_new(out, listed ? "layers" : "first_layer",
+            listed ? rs_logical_layers(t) : json_integer(t->layer_first)) != 0) {
         json_decref(out);
         out = NULL;
     }
