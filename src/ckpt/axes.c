@@ -81,8 +81,8 @@ rs_status rs_axes_give(
 {
     rs_space *space = NULL, *own = NULL;
     rs_status status;
-    if (model == NULL && rs_space_find_tensor(plain, "embed.weight") >= 0 &&
-        rs_space_find_tensor(plain, "layers.attn_norm.weight") >= 0) {
+    if (model == NULL && rs_space_find_tensor(plain, RS_CANONICAL_EMBED) >= 0 &&
+        rs_space_find_tensor(plain, RS_CANONICAL_NORM) >= 0) {
         rs_model told;
         RS_TRY(rs_model_of_space(plain, &told));
         RS_TRY(rs_model_space(&told, RS_DTYPE_F32, &own));

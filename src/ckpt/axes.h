@@ -6,6 +6,10 @@
 #include "reshard/space.h"
 #include "reshard/status.h"
 
+/* Two tensors that every model has under canonical names, and that no other dialect calls so. */
+#define RS_CANONICAL_EMBED "embed.weight"
+#define RS_CANONICAL_NORM "layers.attn_norm.weight"
+
 /*
  * The space `plain` with the axes of a model: `model`'s, or where that is NULL those that canonical
  * names and facts tell. Its tensors come in the model's order, what the model has not behind them,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "ckpt/axes.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/logical.h"
 #include "ckpt/translate.h"
@@ -15,8 +16,8 @@
 bool rs_checkpoint_is_canonical(const rs_checkpoint *checkpoint)
 {
     const rs_catalog *catalog = rs_checkpoint_catalog(checkpoint);
-    return rs_catalog_find(catalog, "embed.weight", "param") >= 0 &&
-           rs_catalog_find(catalog, "layers.attn_norm.weight", "param") >= 0;
+    return rs_catalog_find(catalog, RS_CANONICAL_EMBED, "param") >= 0 &&
+           rs_catalog_find(catalog, RS_CANONICAL_NORM, "param") >= 0;
 }
 
 /* How many of the weights a dialect knows. */
