@@ -560,13 +560,14 @@ static rs_status regroup_out(const translation *t, const rs_foreign_list *list)
 {
     rs_regroup r;
     rs_status status = rs_regroup_begin(&r, t->from);
-    for (size_t i = 0; r.merged != NULL && i < list->count; i++)
-        for (size_t p = 0; p < list->items[i].count && status == RS_OK; p++) {
-            const rs_foreign_part *part = &list->items[i].parts[p];
-            if (rs_catalog_find(t->to, list->items[i].name, "param") >= 0)
-                status = rs_regroup_is(
-                    &r, list->items[i].name, rs_space_tensor(t->space, part->tensor)->name);
-        }
+    for (size_t i = 0; r.merged != NULL && i < list->count; i++) {
+        const rs_foreign *foreign = &list->items[i];
+        if (rs_catalog_find(t->to, foreign->name, "param") < 0)
+            continue;
+        for (size_t p = 0; p < foreign->count && status == RS_OK; p++)
+            status = rs_regroup_is(
+                &r, foreign->name, rs_space_tensor(t->space, foreign->parts[p].tensor)->name);
+    }
     if (status == RS_OK)
         status = rs_regroup_end(&r, t->to);
     rs_regroup_fini(&r);

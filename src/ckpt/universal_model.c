@@ -79,8 +79,8 @@ static void add_needed(const rs_universal *u, rs_bytes *p)
 
 /* The arguments of the run (Megatron's, kept by the client) and DeepSpeed's configuration say the
  * layout that was; in their place comes the one that it is for. What a batch is stays: samples a
- * step, not steps of accumulation. */
-static json_t *for_layout(const rs_universal *u, const char *key, const json_t *value)
+ * step, not steps of accumulation. A new reference. */
+static json_t *for_layout(const rs_universal *u, const char *key, json_t *value)
 {
     const struct {
         const char *key;
@@ -90,9 +90,9 @@ static json_t *for_layout(const rs_universal *u, const char *key, const json_t *
         {"data_parallel_size", u->dp}, {"world_size", (int64_t)u->tp * u->pp * u->dp}, {"rank", -1},
         {"local_rank", -1}, {"data_parallel_rank", -1},
         {"virtual_pipeline_model_parallel_size", -1}, {"gradient_accumulation_steps", -1}};
-    json_t *copy = json_deep_copy(value);
     if (!u->moved || (strcmp(key, "args") != 0 && strcmp(key, "ds_config") != 0))
-        return copy;
+        return json_incref(value);
+    json_t *copy = json_deep_copy(value);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (json_object_get(copy, rows[i].key) == NULL)
             continue;

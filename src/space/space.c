@@ -213,17 +213,10 @@ int64_t rs_tensor_layer(const rs_tensor *tensor, int64_t index)
 
 int64_t rs_tensor_layers_before(const rs_tensor *tensor, int64_t layer)
 {
-    int64_t low = 0, high = tensor->shape[0];
+    int64_t count = tensor->shape[0];
     if (tensor->layers == NULL)
-        return rs_min64(rs_max64(layer - tensor->layer_first, 0), high);
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        if (tensor->layers[middle] < layer)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+        return rs_min64(rs_max64(layer - tensor->layer_first, 0), count);
+    return (int64_t)RS_SEARCH(count, k, tensor->layers[k] < layer);
 }
 
 int64_t rs_tensor_layer_end(const rs_tensor *tensor)
