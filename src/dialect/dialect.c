@@ -414,7 +414,12 @@ static rs_status place_index(
 
 static rs_status outside(const char *name, const rs_tensor *tensor, int d, int64_t number)
 {
-    int64_t first = tensor->axis[d] == RS_AXIS_LAYER ? tensor->layer_first : 0;
+    bool layers = tensor->axis[d] == RS_AXIS_LAYER;
+    int64_t first = layers ? tensor->layer_first : 0;
+    if (layers && tensor->layers != NULL)
+        return rs_error_set(RS_ERR_NOT_FOUND,
+            "tensor %s: layer %" PRId64 " is none of the %" PRId64 " that %s has", name, number,
+            tensor->shape[d], tensor->name);
     return rs_error_set(RS_ERR_NOT_FOUND,
         "tensor %s: index %" PRId64 " of dimension %d, but %s has %" PRId64 " of them from %" PRId64
         " on",

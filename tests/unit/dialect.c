@@ -271,6 +271,23 @@ static void test_experts(void **state)
         rs_space_destroy(spaces[a]);
 }
 
+/* A layer without experts between those with them is told as such. */
+static void test_gaps(void **state)
+{
+    (void)state;
+    rs_model model;
+    rs_space *space;
+    rs_foreign found;
+    assert_int_equal(rs_model_load("deepseek-tiny", &model), RS_OK);
+    model.dense_layers[0] |= 1 << 2;
+    assert_int_equal(rs_model_space(&model, RS_DTYPE_F32, &space), RS_OK);
+    assert_int_equal(
+        rs_dialect_lookup(hf(), space, "model.layers.2.mlp.experts.5.up_proj.weight", &found),
+        RS_ERR_NOT_FOUND);
+    assert_non_null(strstr(rs_error_message(), "layer 2 is none of the 3 that"));
+    rs_space_destroy(space);
+}
+
 /* Every listed name is found again with the same box, and the boxes tile the space. */
 static void test_back_and_forth(void **state)
 {
@@ -627,6 +644,7 @@ int main(void)
         cmocka_unit_test(test_mixtral_8x22b),
         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_gaps),
         cmocka_unit_test(test_mixed_layers),
         cmocka_unit_test(test_back_and_forth),
         cmocka_unit_test(test_lookup),
