@@ -62,12 +62,12 @@ def read_all(folder):
                     pass
 
 
-def compare(args, place, source, to, extra):
+def compare(args, place, source, to):
     """Figures of one format in one place."""
     out, copy = os.path.join(place, "out"), os.path.join(place, "copy")
     ratios, durable, peaks, rates = [], [], [], []
     for turn in range(args.rounds + 1):
-        seconds, peak = run([args.reshard, "convert", source, out, "--to", to, *extra])
+        seconds, peak = run([args.reshard, "convert", source, out, "--to", to])
         size = bytes_below(out)
         cp, _ = run(["cp", "-r", out, copy])
         begun = time.monotonic()
@@ -109,7 +109,7 @@ def beside_deepspeed(args, place, source):
 def beside_cp(args, name, place, source):
     good = True
     for to in ("safetensors", "native"):
-        by_cp, by_sync, peak, rate = compare(args, place, source, to, [])
+        by_cp, by_sync, peak, rate = compare(args, place, source, to)
         good = good and by_cp >= 0.7 and peak <= 300
         print(f"figure: convert --to {to} by cp, {name} {by_cp:.2f} (wanted: >= 0.70)")
         if name == "disk":

@@ -12,7 +12,6 @@
  */
 #include "bench.h"
 #include "ranks.h"
-#include "reshard/layout.h"
 #include "reshard/native.h"
 #include "state.h"
 
@@ -20,15 +19,6 @@
 #define SAVED "dp=2,zero=3,zero_cut=dim0"
 
 static int rank;
-
-static rs_placement *place(const rs_space *space, const char *text)
-{
-    rs_layout layout;
-    rs_placement *placement;
-    need(rs_layout_parse(text, &layout), "layout");
-    need(rs_layout_placement(space, &layout, &placement), "placement");
-    return placement;
-}
 
 static void told(const char *what, double begun)
 {

@@ -13,7 +13,6 @@
 
 #include "bench.h"
 #include "ckpt/publish.h"
-#include "reshard/layout.h"
 #include "reshard/native.h"
 #include "state.h"
 
@@ -37,15 +36,6 @@ static int64_t bytes_asked(void)
     if (n <= 0 || sscanf(text, "rchar: %lld", &bytes) != 1)
         exit(77);
     return bytes - n; /* this read is not in it yet, the one before is */
-}
-
-static rs_placement *place(const rs_space *space, const char *text)
-{
-    rs_layout layout;
-    rs_placement *placement;
-    need(rs_layout_parse(text, &layout), "layout");
-    need(rs_layout_placement(space, &layout, &placement), "placement");
-    return placement;
 }
 
 static void save(const rs_space *space, const char *layout, const char *folder)

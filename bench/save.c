@@ -6,7 +6,6 @@
  *     save [--mib N] [--rounds N]
  */
 #include "bench.h"
-#include "reshard/layout.h"
 #include "reshard/native.h"
 #include "state.h"
 
@@ -67,11 +66,8 @@ int main(int argc, char **argv)
     char *from = bench_memory(most), *to = bench_memory(most);
     double worst = 0;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        rs_layout layout;
-        rs_placement *placement;
+        rs_placement *placement = place(space, layouts[i]);
         rs_memory memory;
-        need(rs_layout_parse(layouts[i], &layout), "layout");
-        need(rs_layout_placement(space, &layout, &placement), "placement");
         need(rs_memory_allocate(placement, 0, &memory), "memory");
         for (size_t k = 0; k < memory.count; k++)
             memset(memory.regions[k].data, (int)k + 1, (size_t)memory.regions[k].bytes);

@@ -1,11 +1,12 @@
-/* What the benchmarks of checkpoints share: a state of a given size, and ending when a call fails.
- */
+/* What the benchmarks of checkpoints share: a state of a given size, where a layout has it, and
+ * ending when a call fails. */
 #ifndef RS_BENCH_STATE_H
 #define RS_BENCH_STATE_H
 
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "reshard/layout.h"
 #include "reshard/model.h"
 
 #ifndef RS_BENCH_RANKS_H /* whose own ends all ranks */
@@ -37,6 +38,16 @@ static inline rs_space *make_space(int64_t bytes)
         if (rs_space_bytes(space, -1) >= bytes)
             return space;
     }
+}
+
+/* Where a layout, as text, has the space. */
+static inline rs_placement *place(const rs_space *space, const char *text)
+{
+    rs_layout layout;
+    rs_placement *placement;
+    need(rs_layout_parse(text, &layout), "layout");
+    need(rs_layout_placement(space, &layout, &placement), "placement");
+    return placement;
 }
 
 #endif
