@@ -471,7 +471,7 @@ static void take_elsewhere(supervisor *s, const json_t *word)
     s->want = (wanted){.pending = true, .asked = cli_now()};
     snprintf(s->want.layout, sizeof s->want.layout, "%s", text_of(word, "layout"));
     snprintf(s->want.request, sizeof s->want.request, "%s", request);
-    drain_begin(s, request);
+    drain_begin(s, fleet_find(s->fleet, text_of(word, "drain")));
     answer(s, "accepted", "a new world is to take over", NULL);
 }
 
@@ -594,31 +594,28 @@ static bool listens(const supervisor *s)
            state != RS_HANDOVER_COMMITTING;
 }
 
-void change_ask(supervisor *s, rs_control_kind kind, const char *text)
+static rs_status tell_request(const supervisor *s, const rs_control_request *request)
 {
-    json_t *word = json_pack("{s:s,s:s,s:s,s:s,s:b}", "do", "request", "name", "", "kind",
-        rs_control_kind_name(kind), "layout", text, "new_world", 1);
-    if (word != NULL && listens(s) && world_tell(s->active, word) != RS_OK)
-        fprintf(stderr, "reshard train: %s\n", rs_error_message());
+    json_t *word = json_pack("{s:s,s:s,s:s,s:s,s:b,s:s}", "do", "request", "name", request->name,
+        "kind", rs_control_kind_name(request->kind), "layout", request->layout, "new_world",
+        request->new_world, "drain", request->drain);
+    rs_status status = word != NULL ? world_tell(s->active, word) : rs_error_memory(1);
     json_decref(word);
+    return status;
+}
+
+void change_ask(supervisor *s, const rs_control_request *request)
+{
+    if (listens(s) && tell_request(s, request) != RS_OK)
+        fprintf(stderr, "reshard train: %s\n", rs_error_message());
 }
 
 static void hand_on(supervisor *s, const rs_control_request *request)
 {
-    bool drain = request->kind == RS_CONTROL_DRAIN;
-    char layout[RS_CONTROL_LAYOUT];
-    int slots = 0;
-    snprintf(layout, sizeof layout, "%s", request->layout);
-    if (drain && !drain_asked(s, request, &slots))
+    rs_control_request asked = *request;
+    if (request->kind == RS_CONTROL_DRAIN && !drain_asked(s, &asked))
         return;
-    if (drain)
-        snprintf(layout, sizeof layout, "%d", slots);
-    json_t *word = json_pack("{s:s,s:s,s:s,s:s,s:b}", "do", "request", "name", request->name,
-        "kind", rs_control_kind_name(request->kind), "layout", layout, "new_world",
-        drain || request->new_world);
-    rs_status status = word != NULL ? world_tell(s->active, word) : rs_error_memory(1);
-    json_decref(word);
-    if (status != RS_OK &&
+    if (tell_request(s, &asked) != RS_OK &&
         rs_control_answer(s->control, request->name, "refused", rs_error_message(), NULL) != RS_OK)
         fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
 }

@@ -8,7 +8,6 @@
  */
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "base/error.h"
@@ -67,17 +66,24 @@ static bool is_busy(const supervisor *s)
            s->stopping || s->survival.pending || s->active == NULL;
 }
 
+/* What the active world is asked, which says the host again when it wants another world for it. */
+static void make_request(const supervisor *s, int host, int slots, rs_control_request *out)
+{
+    out->kind = RS_CONTROL_DRAIN;
+    out->new_world = true;
+    snprintf(out->layout, sizeof out->layout, "%d", slots);
+    snprintf(out->drain, sizeof out->drain, "%s", s->fleet->hosts[host].name);
+}
+
 /* In the supervisor's own name. */
 static void ask_to_leave(supervisor *s, int host)
 {
-    char text[16];
+    rs_control_request request = {.name = ""};
     if (is_busy(s) || cli_now() < s->drain_when)
         return;
     s->drain_when = cli_now() + AGAIN_SECONDS;
-    s->drain_host = host;
-    s->drain_own = true;
-    snprintf(text, sizeof text, "%d", slots_without(s, host));
-    change_ask(s, RS_CONTROL_DRAIN, text);
+    make_request(s, host, slots_without(s, host), &request);
+    change_ask(s, &request);
 }
 
 void drain_told(supervisor *s, int host)
@@ -162,7 +168,7 @@ void drain_tend(supervisor *s)
 
 /* ---- requests ---- */
 
-bool drain_asked(supervisor *s, const rs_control_request *request, int *slots)
+bool drain_asked(supervisor *s, rs_control_request *request)
 {
     char text[RS_CONTROL_LAYOUT + 200];
     int host = fleet_find(s->fleet, request->layout);
@@ -175,30 +181,25 @@ bool drain_asked(supervisor *s, const rs_control_request *request, int *slots)
     rs_host *place = &s->fleet->file.items[host];
     int had = place->slots;
     place->slots = 0;
-    *slots = fleet_slots(s->fleet);
-    if (*slots > 0 && !has_ranks(s->active, host)) {
+    int slots = fleet_slots(s->fleet);
+    if (slots > 0 && !has_ranks(s->active, host)) {
         leave(s, host);
         return answer(s, request->name, "done", "no rank was on it, and none will be");
     }
     place->slots = had;
-    if (*slots == 0)
+    if (slots == 0)
         return answer(s, request->name, "refused", "no other host has a slot");
-    s->drain_own = false;
-    s->drain_host = host;
-    snprintf(s->drain_request, sizeof s->drain_request, "%s", request->name);
+    make_request(s, host, slots, request);
     return true;
 }
 
-void drain_begin(supervisor *s, const char *request)
+void drain_begin(supervisor *s, int host)
 {
-    bool own = s->drain_own && request[0] == '\0';
-    if (!own && (request[0] == '\0' || strcmp(request, s->drain_request) != 0))
+    if (host < 0)
         return;
-    s->drain_own = false;
-    s->drain_request[0] = '\0';
-    s->draining = s->drain_host;
-    s->drained_slots = s->fleet->file.items[s->draining].slots;
-    s->fleet->file.items[s->draining].slots = 0;
+    s->draining = host;
+    s->drained_slots = s->fleet->file.items[host].slots;
+    s->fleet->file.items[host].slots = 0;
 }
 
 void drain_end(supervisor *s, bool done)

@@ -63,13 +63,10 @@ typedef struct supervisor {
     int stops;
     bool stopping;
     double stop_limit;
-    char stopped_rank[160]; /* the process that showed no sign of life; "" */
-    int stopped_host;       /* of the fleet; -1: here, or unknown */
-    int draining;           /* host that the change under way leaves; -1 */
-    int drained_slots;      /* that it had */
-    int drain_host;         /* that a request asked to leave, which the active world has now */
-    char drain_request[RS_CONTROL_NAME];
-    bool drain_own;             /* nobody asked */
+    char stopped_rank[160];     /* the process that showed no sign of life; "" */
+    int stopped_host;           /* of the fleet; -1: here, or unknown */
+    int draining;               /* host that the change under way leaves; -1 */
+    int drained_slots;          /* that it had */
     double drain_when;          /* the next one of its own may be asked for */
     bool leaving[RS_HOSTS];     /* hosts that are to be left, as the file of hosts says */
     struct timespec hosts_time; /* of the file, as it was read last */
@@ -105,7 +102,7 @@ void change_note_worlds(const supervisor *s);
 void change_note(supervisor *s, const world *w, const char *stage);
 
 /* Asks the active world, in the supervisor's own name, if it listens. */
-void change_ask(supervisor *s, rs_control_kind kind, const char *text);
+void change_ask(supervisor *s, const rs_control_request *request);
 
 /* Appends an event to metrics.jsonl; `event` is consumed. */
 void change_write(const supervisor *s, json_t *event);
@@ -133,13 +130,12 @@ void ferry_tend(supervisor *s);
 
 /* ---- drain.c ---- */
 
-/* Somebody wants the job to leave a host. True: `slots` are left elsewhere, and the active world is
- * to be asked for a layout that fits; else it was answered. */
-bool drain_asked(supervisor *s, const rs_control_request *request, int *slots);
+/* Somebody wants the job to leave a host. True: there are slots elsewhere, and `request` is made
+ * what the active world is to be asked; else it was answered. */
+bool drain_asked(supervisor *s, rs_control_request *request);
 
-/* The active world wants another one for this request: if it is one to leave a host, that has no
- * slots from here on. */
-void drain_begin(supervisor *s, const char *request);
+/* The change that begins is to leave this host (-1: none): it has no slots from here on. */
+void drain_begin(supervisor *s, int host);
 
 /* The ranks of a host (-1: of this one) were sent a signal to end: the job leaves the host, or ends
  * where there is no other. */

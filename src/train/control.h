@@ -97,7 +97,8 @@ typedef struct rs_control_request {
     char name[RS_CONTROL_NAME]; /* file name; whom to answer */
     rs_control_kind kind;
     char layout[RS_CONTROL_LAYOUT];
-    bool new_world; /* SWITCH: by a new world, though it could be done in place */
+    bool new_world;                /* SWITCH: by a new world, though it could be done in place */
+    char drain[RS_CONTROL_LAYOUT]; /* DRAIN handed on to a world: the host that is left; else "" */
 } rs_control_request;
 
 typedef struct rs_control rs_control;

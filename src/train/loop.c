@@ -96,7 +96,7 @@ static bool pass_scheduled(rs_job *job, const rs_train_switch *s, int64_t step)
     if (step < s->step)
         return true;
     job->scheduled++;
-    if (job->options->member == NULL || rs_requests_elsewhere(job, "", s->layout) != RS_OK)
+    if (job->options->member == NULL || rs_requests_elsewhere(job, "", s->layout, "") != RS_OK)
         rs_job_notice(job,
             "the switch to %s after step %lld needs more ranks than the %d there are", s->layout,
             (long long)s->step, job->ranks);

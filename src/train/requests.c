@@ -65,10 +65,11 @@ static bool in_place(const rs_job *job, const rs_control_request *request, const
     return !request->new_world && size <= job->ranks && (idle || size == job->world.size);
 }
 
-rs_status rs_requests_elsewhere(rs_job *job, const char *name, const char *layout)
+rs_status rs_requests_elsewhere(
+    rs_job *job, const char *name, const char *layout, const char *drain)
 {
     return rs_member_tell(job->options->member, "elsewhere",
-        json_pack("{s:s,s:s}", "request", name, "layout", layout));
+        json_pack("{s:s,s:s,s:s}", "request", name, "layout", layout, "drain", drain));
 }
 
 /* Why this job cannot have another number of ranks, and how one is started that can. */
@@ -113,7 +114,7 @@ static rs_status take_change(rs_job *job, const rs_control_request *request, rs_
                     rs_layout_world(&layout) <= job->ranks);
     if (!here)
         return fixed ? refuse_fixed(job, request, &layout)
-                     : rs_requests_elsewhere(job, request->name, text);
+                     : rs_requests_elsewhere(job, request->name, text, request->drain);
     RS_TRY(rs_control_answer(
         job->control, request->name, "accepted", "the switch is being prepared", NULL));
     rs_switch_reset(job);
@@ -169,9 +170,11 @@ static bool read_request(const json_t *word, rs_control_request *out)
     const char *name = json_string_value(json_object_get(word, "name"));
     const char *kind = json_string_value(json_object_get(word, "kind"));
     const char *layout = json_string_value(json_object_get(word, "layout"));
+    const char *drain = json_string_value(json_object_get(word, "drain"));
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "%s", name != NULL ? name : "");
     snprintf(out->layout, sizeof out->layout, "%s", layout != NULL ? layout : "");
+    snprintf(out->drain, sizeof out->drain, "%s", drain != NULL ? drain : "");
     out->new_world = json_is_true(json_object_get(word, "new_world"));
     return kind != NULL && rs_control_kind_parse(kind, &out->kind) == RS_OK;
 }

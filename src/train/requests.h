@@ -12,8 +12,9 @@
  */
 rs_status rs_requests_take(rs_job *job, rs_order *order) RS_MUST_CHECK;
 
-/* Rank 0: asks the supervisor for a new world in `layout`, to answer the request `name` ("": none).
- */
-rs_status rs_requests_elsewhere(rs_job *job, const char *name, const char *layout) RS_MUST_CHECK;
+/* Rank 0: asks the supervisor for a new world in `layout`, to answer the request `name` ("": none),
+ * which was to leave the host `drain` ("": none). */
+rs_status rs_requests_elsewhere(
+    rs_job *job, const char *name, const char *layout, const char *drain) RS_MUST_CHECK;
 
 #endif

@@ -59,4 +59,43 @@ stop_job drained
 check_switches drained 4
 same_losses drained one 30
 nothing_left drained
+
+# Two hosts are to be left at once: the supervisor finds both requests in one look. Either is refused, or its host
+# has no rank afterwards.
+both() {
+    on host1 "$reshard" status "$work/both" | grep -qE "$1"
+}
+asked() {
+    [ "$(find "$work/both/requests" -name '*.request' | wc -l)" -eq 2 ]
+}
+printf 'host1 slots=2\nhost2 slots=2\nhost3 slots=2\n' >"$work/hosts"
+begin both 100000 --layout tp=2,dp=2 --heartbeat-timeout 15
+until_true 60 stepped both 2
+supervisor=$(pgrep -f "^$reshard train .*--job $work/both ")
+kill -STOP "$supervisor"
+declare -A drains
+for host in host1 host2; do
+    on host1 timeout 100 "$reshard" drain "$work/both" --host $host >"$work/both.$host" 2>&1 &
+    drains[$host]=$!
+done
+until_true 10 asked
+verdict "two drains are asked for" $? "$(ls "$work/both/requests")"
+kill -CONT "$supervisor"
+count=0
+for host in host1 host2; do
+    if wait "${drains[$host]}"; then
+        both "^host *$host: 0 ranks"
+        verdict "$host is left" $? "$(cat "$work/both.$host"; on host1 "$reshard" status "$work/both")"
+        count=$((count + 1))
+    else
+        grep -q "another change is under way" "$work/both.$host"
+        verdict "$host is not left" $? "$(cat "$work/both.$host")"
+    fi
+done
+[ $count -ge 1 ]
+verdict "one of two is left" $? "$(cat "$work"/both.host?)"
+on host1 timeout 60 "$reshard" stop "$work/both" >"$work/stop.out" 2>&1
+wait "$job"
+verdict "it is stopped" $? "$(cat "$work/stop.out"; tail -5 "$work/both.out")"
+nothing_left both
 conclude
