@@ -175,14 +175,17 @@ done:
 }
 
 /* What the active world has, as the next one is told. */
-static json_t *origin_of(const supervisor *s)
+static rs_status origin_of(const supervisor *s, json_t **out)
 {
     json_t *from =
         json_pack("{s:s,s:i}", "layout", s->active->layout, "generation", s->active->generation);
-    if (from != NULL && number_ranks(s, s->active->layout, s->want.layout, from) == RS_OK)
-        return from;
-    json_decref(from);
-    return NULL;
+    rs_status status = from != NULL ? number_ranks(s, s->active->layout, s->want.layout, from)
+                                    : rs_error_memory(1);
+    if (status == RS_OK)
+        *out = from;
+    else
+        json_decref(from);
+    return status;
 }
 
 static rs_status welcome(const supervisor *s, const world *w, rs_link *link)
@@ -223,10 +226,10 @@ static void give_up(supervisor *s, const char *why)
 static void begin_world(supervisor *s)
 {
     rs_layout layout;
-    json_t *from = origin_of(s);
-    rs_status status = from != NULL
-                           ? rs_layout_parse(s->want.layout, &layout)
-                           : rs_error_set(RS_ERR_NO_MEMORY, "the ranks cannot be numbered");
+    json_t *from = NULL;
+    rs_status status = origin_of(s, &from);
+    if (status == RS_OK)
+        status = rs_layout_parse(s->want.layout, &layout);
     if (status == RS_OK)
         status = supervisor_start(
             s, s->want.layout, rs_layout_world(&layout), from, s->active->scheduled, &s->other);

@@ -52,6 +52,9 @@ until_true 10 has_tables host2 grows 2
 verdict "the second host has two arenas" $? "$(on host2 ls /dev/shm)"
 change grows switch dp=5,zero=1 dp=5,zero=1
 ferried grows dp=5,zero=1 3
+output=$(on host1 timeout 100 "$reshard" scale "$work/grows" 8 2>&1)
+[ $? -eq 1 ] && grep -q '8 ranks are wanted, and the hosts have 5 slots' <<<"$output"
+verdict "more ranks than slots" $? "$output"
 change grows switch tp=2 tp=2
 ferried grows tp=2 3
 until_true 20 only_host1 grows
