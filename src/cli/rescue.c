@@ -6,6 +6,7 @@
  * 2. A rank that several hosts have is the one that is farthest; one that is more than a step
  *    behind others is of an older state (its host was away meanwhile) and counts as lost.
  * 3. The record's epoch rises last, so being killed at any point leaves what can be done again.
+ * 4. A host that goes away after it has looked is lost: all begins anew with the others.
  */
 #include "cli/rescue.h"
 
@@ -223,11 +224,11 @@ static rs_status settle_near(fleet *f, const int *where, int ranks)
     return RS_OK;
 }
 
-rs_status rescue_job(fleet *f, const char *job, double seconds, rescue *out)
+/* With the hosts that can be reached now; `killed` processes were ended before. RS_ERR_PEER: one
+ * has gone since it looked, and is not reached any more. */
+static rs_status attempt(fleet *f, const char *job, double seconds, int killed, rescue *out)
 {
-    *out = (rescue){0};
-    if (f == NULL || f->count == 0)
-        return rs_train_recover(job, seconds, &out->found);
+    *out = (rescue){.found.killed = killed};
     for (int h = 0; h < f->count; h++)
         if (fleet_reaches(f, h))
             RS_TRY(look(f, h, job, seconds, out));
@@ -238,6 +239,21 @@ rs_status rescue_job(fleet *f, const char *job, double seconds, rescue *out)
     RS_TRY(rs_train_recover_check(job, &out->survey, &out->found));
     RS_TRY(do_parts(f, job, out));
     return settle_near(f, out->where, out->survey.world);
+}
+
+rs_status rescue_job(fleet *f, const char *job, double seconds, rescue *out)
+{
+    *out = (rescue){0};
+    if (f == NULL || f->count == 0)
+        return rs_train_recover(job, seconds, &out->found);
+    rs_status status = attempt(f, job, seconds, 0, out);
+    /* What was done can be done again, with what the others have; each time a host fewer. */
+    for (int lost = 1; status == RS_ERR_PEER && lost < f->count; lost++) {
+        int killed = out->found.killed;
+        rescue_fini(out);
+        status = attempt(f, job, seconds, killed, out);
+    }
+    return status;
 }
 
 void rescue_fini(rescue *r)
