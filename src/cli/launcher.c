@@ -102,20 +102,25 @@ static int run_length(const launcher_world *world, int rank)
     return n;
 }
 
+static int count_runs(const launcher_world *world)
+{
+    int runs = 0;
+    for (int r = 0; r < world->ranks; r += run_length(world, r))
+        runs++;
+    return runs;
+}
+
 /*
  * Open MPI: one part of the command line for each run of ranks on one host, so that ranks are where
  * they are wanted. (Given all hosts at once it begins with its own, in whatever order they are
  * named.)
  */
-static rs_status add_parts(
+static void add_parts(
     launcher *l, const rs_train_options *options, const launcher_world *world, const char *console)
 {
-    for (int r = 0, parts = 0, n; r < world->ranks; r += n, parts++) {
+    for (int r = 0, n; r < world->ranks; r += n) {
         n = run_length(world, r);
-        if (parts == RS_HOSTS)
-            return rs_error_set(RS_ERR_UNSUPPORTED,
-                "the ranks are spread over the hosts in more than %d runs", RS_HOSTS);
-        if (parts > 0)
+        if (r > 0)
             add(l, ":");
         add_environment(l);
         add(l, "-n");
@@ -124,7 +129,6 @@ static rs_status add_parts(
         add_word(l, "%s:%d", world->hosts->items[world->places[r]].name, n);
         add_worker(l, options, world, console);
     }
-    return RS_OK;
 }
 
 /* MPICH: hosts in order, each with its ranks. */
@@ -133,7 +137,7 @@ static void add_host_list(
 {
     char list[sizeof l->words] = "";
     size_t used = 0;
-    for (int r = 0, n; r < world->ranks && used < sizeof list; r += n) {
+    for (int r = 0, n; r < world->ranks; r += n) {
         n = run_length(world, r);
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%s:%d", r > 0 ? "," : "",
             world->hosts->items[world->places[r]].name, n);
@@ -251,10 +255,14 @@ rs_status launcher_prepare(launcher *l, const char *name, const rs_train_options
             "--hosts: srun starts ranks where the allocation is; use --launcher mpirun");
     RS_TRY(use_srun ? prepare_srun(l) : prepare_mpirun(l, options));
     if (over_hosts) {
+        if (count_runs(world) > RS_HOSTS) /* the room that there is for words and arguments */
+            return rs_error_set(RS_ERR_UNSUPPORTED,
+                "the ranks are spread over the hosts in more than %d runs", RS_HOSTS);
         add_agent(l, options);
         if (strcmp(RS_MPI, "openmpi") == 0)
-            return add_parts(l, options, world, console);
-        add_host_list(l, options, world, console);
+            add_parts(l, options, world, console);
+        else
+            add_host_list(l, options, world, console);
         return RS_OK;
     }
     if (!use_srun)
