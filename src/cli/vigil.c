@@ -52,10 +52,13 @@ static int find_lost(const supervisor *s, const world *w, long *process)
 {
     char host[64] = "", own[64] = "";
     gethostname(own, sizeof own - 1);
-    for (int rank = 0; rank < w->ranks; rank++)
+    for (int rank = 0; rank < w->ranks; rank++) {
+        if (w->places != NULL && !s->fleet->hosts[w->places[rank]].here)
+            continue; /* its note would be opened for nothing, on a shared file system */
         if (launch_find_rank(s->options, w->number, rank, process, host) &&
             strcmp(host, own) == 0 && has_ended(*process))
             return rank;
+    }
     return -1;
 }
 
