@@ -43,14 +43,6 @@ static json_t *describe_world(const world *w)
         w->generation, "hosts", hosts, "launcher", (json_int_t)w->process);
 }
 
-static int ranks_on(const world *w, int host)
-{
-    int ranks = 0;
-    for (int r = 0; w != NULL && w->places != NULL && r < w->ranks; r++)
-        ranks += w->places[r] == host;
-    return ranks;
-}
-
 static json_t *describe_hosts(const supervisor *s)
 {
     json_t *hosts = json_array();
@@ -58,7 +50,7 @@ static json_t *describe_hosts(const supervisor *s)
         json_array_append_new(
             hosts, json_pack("{s:s,s:i,s:b,s:i}", "host", s->fleet->hosts[h].name, "slots",
                        s->fleet->file.items[h].slots, "reached", fleet_reaches(s->fleet, h),
-                       "ranks", ranks_on(s->active, h) + ranks_on(s->other, h)));
+                       "ranks", world_ranks_on(s->active, h) + world_ranks_on(s->other, h)));
     return hosts;
 }
 

@@ -25,14 +25,6 @@ static bool answer(supervisor *s, const char *name, const char *state, const cha
     return false;
 }
 
-static bool has_ranks(const world *w, int host)
-{
-    for (int r = 0; w != NULL && w->places != NULL && r < w->ranks; r++)
-        if (w->places[r] == host)
-            return true;
-    return false;
-}
-
 /* Nothing of the job is left there. */
 static void leave(supervisor *s, int host)
 {
@@ -156,7 +148,7 @@ void drain_tend(supervisor *s)
     for (int h = 0; h < s->fleet->count; h++) {
         if (!s->leaving[h] || is_busy(s))
             continue;
-        if (!has_ranks(s->active, h)) {
+        if (world_ranks_on(s->active, h) == 0) {
             s->fleet->file.items[h].slots = 0;
             s->leaving[h] = false;
             leave(s, h);
@@ -182,7 +174,7 @@ bool drain_asked(supervisor *s, rs_control_request *request)
     int had = place->slots;
     place->slots = 0;
     int slots = fleet_slots(s->fleet);
-    if (slots > 0 && !has_ranks(s->active, host)) {
+    if (slots > 0 && world_ranks_on(s->active, host) == 0) {
         leave(s, host);
         return answer(s, request->name, "done", "no rank was on it, and none will be");
     }

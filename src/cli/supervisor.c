@@ -110,19 +110,12 @@ static void forget_stranger(supervisor *s, int i)
     s->strangers[i] = s->strangers[--s->stranger_count];
 }
 
-static bool is_used(const world *w, int host)
-{
-    for (int r = 0; w != NULL && w->places != NULL && r < w->ranks; r++)
-        if (w->places[r] == host)
-            return true;
-    return false;
-}
-
 /* A host can be reached again. What the job has there, if no world is on it, is of a world that
  * went on without it: it goes, with processes that may still wait. */
 static void greet_host(supervisor *s, int host)
 {
-    if (is_used(s->active, host) || is_used(s->other, host) || s->survival.pending)
+    if (world_ranks_on(s->active, host) > 0 || world_ranks_on(s->other, host) > 0 ||
+        s->survival.pending)
         return;
     fleet_tell_one(&s->fleet->hosts[host], json_pack("{s:s,s:b}", "do", "sweep", "state", 1));
     fprintf(stderr, "reshard train: host %s can be reached again\n", s->fleet->hosts[host].name);

@@ -207,6 +207,14 @@ rs_status world_tell_all(world *w, const json_t *word)
     return RS_OK;
 }
 
+int world_ranks_on(const world *w, int host)
+{
+    int ranks = 0;
+    for (int r = 0; w != NULL && w->places != NULL && r < w->ranks; r++)
+        ranks += w->places[r] == host;
+    return ranks;
+}
+
 bool world_has_joined(const world *w)
 {
     for (int h = 0; h < w->host_count; h++)

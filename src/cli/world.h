@@ -93,6 +93,9 @@ double world_tend(world *w);
 rs_status world_tell(world *w, const json_t *word) RS_MUST_CHECK;
 rs_status world_tell_all(world *w, const json_t *word) RS_MUST_CHECK;
 
+/* How many of its ranks are on a host of the job's; 0 for NULL, or where the job has no hosts. */
+int world_ranks_on(const world *w, int host);
+
 /* True once rank 0's host has joined. */
 bool world_has_joined(const world *w);
 
