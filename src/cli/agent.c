@@ -23,6 +23,15 @@ void agent_quote(rs_text *text, const char *word)
     rs_text_append(text, "'");
 }
 
+rs_status agent_self(char *path, size_t size)
+{
+    ssize_t n = readlink("/proc/self/exe", path, size - 1);
+    if (n <= 0)
+        return rs_error_errno(errno, "/proc/self/exe");
+    path[n] = '\0';
+    return RS_OK;
+}
+
 /* In the child. */
 static void become_agent(const char *agent, const char *host, const char *command, int output)
 {

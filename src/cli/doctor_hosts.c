@@ -167,12 +167,9 @@ rs_status doctor_ask_hosts(const doctor_question *q, json_t *rows, double *share
     asking a = {.q = q, .rows = rows};
     rs_hosts hosts;
     double shares[RS_HOSTS];
-    char own[RS_HOST_NAME] = "";
-    gethostname(own, sizeof own - 1);
     RS_TRY(rs_hosts_read(q->hosts, &hosts));
     RS_TRY(deal(&a, &hosts, shares));
-    if (readlink("/proc/self/exe", a.self, sizeof a.self - 1) <= 0)
-        return rs_error_errno(errno, "/proc/self/exe");
+    RS_TRY(agent_self(a.self, sizeof a.self));
     char *job = realpath(q->job, NULL);
     int n = snprintf(a.seen, sizeof a.seen, "%s/.reshard-doctor-%ld", job != NULL ? job : q->job,
         (long)getpid());
@@ -184,7 +181,7 @@ rs_status doctor_ask_hosts(const doctor_question *q, json_t *rows, double *share
     rs_status status = RS_OK;
     for (int h = 0; h < hosts.count && status == RS_OK; h++) {
         const char *name = hosts.items[h].name;
-        if (rs_host_is(name, own) || strcmp(name, "localhost") == 0)
+        if (rs_host_is_here(name))
             *share = shares[h];
         else
             status = ask(&a, name, shares[h]);

@@ -35,17 +35,10 @@
 
 /* ---- which hosts ---- */
 
-static void fill(fleet *f)
+static void init_host(fleet_host *host, const rs_host *named)
 {
-    char own[RS_HOST_NAME] = "";
-    gethostname(own, sizeof own - 1);
-    f->count = f->file.count;
-    for (int h = 0; h < f->count; h++) {
-        fleet_host *host = &f->hosts[h];
-        *host = (fleet_host){.output = -1};
-        memcpy(host->name, f->file.items[h].name, sizeof host->name);
-        host->here = rs_host_is(host->name, own) || strcmp(host->name, "localhost") == 0;
-    }
+    *host = (fleet_host){.output = -1, .here = rs_host_is_here(named->name)};
+    memcpy(host->name, named->name, sizeof host->name);
 }
 
 /* JOB/hosts: for who cleans up after the job, or goes on with it. */
@@ -98,7 +91,9 @@ static rs_status find_hosts(fleet *f, bool fresh)
         return rs_error_errno(errno, "%s", f->options->job);
     snprintf(f->job, sizeof f->job, "%s", absolute);
     free(absolute);
-    fill(f);
+    f->count = f->file.count;
+    for (int h = 0; h < f->count; h++)
+        init_host(&f->hosts[h], &f->file.items[h]);
     return note_hosts(f);
 }
 
@@ -169,11 +164,8 @@ rs_status fleet_place(const fleet *f, int ranks, int **out)
 static rs_status helper_command(const fleet *f, const fleet_host *host, char **out)
 {
     char self[RS_TRAIN_PATH];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n <= 0)
-        return rs_error_errno(errno, "/proc/self/exe");
-    self[n] = '\0';
     rs_text text = {0};
+    RS_TRY(agent_self(self, sizeof self));
     rs_text_append(&text, "exec");
     const char *const words[] = {self, "host", "--job", f->job, "--link",
         rs_listener_address(f->listener), "--name", host->name};
@@ -508,15 +500,10 @@ void fleet_recall(fleet *f, int host)
 
 rs_status fleet_add(fleet *f, const rs_host *host)
 {
-    char own[RS_HOST_NAME] = "";
     if (f->count == RS_HOSTS)
         return rs_error_set(
             RS_ERR_UNSUPPORTED, "host %s: a job has at most %d hosts", host->name, RS_HOSTS);
-    gethostname(own, sizeof own - 1);
-    fleet_host *h = &f->hosts[f->count];
-    *h = (fleet_host){.output = -1};
-    memcpy(h->name, host->name, sizeof h->name);
-    h->here = rs_host_is(h->name, own) || strcmp(h->name, "localhost") == 0;
+    init_host(&f->hosts[f->count], host);
     f->file.items[f->count++] = *host;
     f->file.count = f->count;
     return RS_OK; /* fleet_tend starts its helper */

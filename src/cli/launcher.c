@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "cli/agent.h"
 
 static void add(launcher *l, const char *argument)
 {
@@ -236,9 +237,7 @@ rs_status launcher_prepare(launcher *l, const char *name, const rs_train_options
     snprintf(l->world, sizeof l->world, "%d", world->number);
     snprintf(l->address, sizeof l->address, "%s", world->address);
     snprintf(l->width, sizeof l->width, "%d", width);
-    ssize_t n = readlink("/proc/self/exe", l->self, sizeof l->self - 1);
-    if (n <= 0)
-        return rs_error_errno(errno, "/proc/self/exe");
+    RS_TRY(agent_self(l->self, sizeof l->self));
     char threads[16];
     snprintf(threads, sizeof threads, "%d", options->threads);
     setenv("OMP_NUM_THREADS", threads, 0);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -19,6 +20,13 @@ bool rs_host_is(const char *name, const char *other)
     if (name[a] != '\0' && other[b] != '\0')
         return strcmp(name, other) == 0;
     return a == b && memcmp(name, other, a) == 0;
+}
+
+bool rs_host_is_here(const char *name)
+{
+    char own[RS_HOST_NAME] = "";
+    gethostname(own, sizeof own - 1);
+    return rs_host_is(name, own) || strcmp(name, "localhost") == 0;
 }
 
 static rs_status complain(const char *path, int line, const char *word)

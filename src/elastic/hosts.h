@@ -4,7 +4,7 @@
  * A line names a host and says how many ranks it takes: "node1 slots=4" (Open MPI), "node1:4"
  * (MPICH) or "node1" (one). A host that comes again has so many more, so a list of one line per
  * task, as Slurm writes it, is fine. Text after '#' is a comment. All functions are local and,
- * but for the reading, pure.
+ * but for the reading and rs_host_is_here, pure.
  */
 #ifndef RS_ELASTIC_HOSTS_H
 #define RS_ELASTIC_HOSTS_H
@@ -43,5 +43,7 @@ rs_status rs_hosts_place(const rs_hosts *hosts, int ranks, const int *near, int 
 
 /* True if both name the same host: alike, or alike up to the first dot where one has no domain. */
 bool rs_host_is(const char *name, const char *other);
+/* True if `name` is this host's, or localhost. */
+bool rs_host_is_here(const char *name);
 
 #endif

@@ -67,6 +67,16 @@ static void what_is_wrong_is_named(void **state)
     wrong(many, "more than");
 }
 
+static void this_host_is_known(void **state)
+{
+    (void)state;
+    char own[RS_HOST_NAME] = "";
+    assert_int_equal(gethostname(own, sizeof own - 1), 0);
+    assert_true(rs_host_is_here(own));
+    assert_true(rs_host_is_here("localhost"));
+    assert_false(rs_host_is_here("no-such-host-of-ours"));
+}
+
 static void files(void **state)
 {
     (void)state;
@@ -128,6 +138,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(three_styles),
         cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(this_host_is_known),
         cmocka_unit_test(files),
         cmocka_unit_test(ranks_are_dealt_in_order),
         cmocka_unit_test(ranks_stay_where_they_were),
