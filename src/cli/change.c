@@ -99,12 +99,17 @@ void change_note(supervisor *s, const world *w, const char *stage)
                "seconds", cli_now() - (s->want.asked > 0 ? s->want.asked : w->begun)));
 }
 
+void change_reply(
+    supervisor *s, const char *request, const char *state, const char *message, const char *members)
+{
+    if (request[0] != '\0' &&
+        rs_control_answer(s->control, request, state, message, members) != RS_OK)
+        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+}
+
 static void answer(supervisor *s, const char *state, const char *message, const char *members)
 {
-    if (s->want.request[0] == '\0')
-        return;
-    if (rs_control_answer(s->control, s->want.request, state, message, members) != RS_OK)
-        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+    change_reply(s, s->want.request, state, message, members);
 }
 
 static void answer_last(supervisor *s, const char *state, const char *message, const char *members)
@@ -456,9 +461,7 @@ static void take_elsewhere(supervisor *s, const json_t *word)
     bool leaving = s->handover.state == RS_HANDOVER_LEAVING;
     if (s->stopping || s->want.pending || s->draining >= 0 ||
         (s->handover.state != RS_HANDOVER_IDLE && !leaving)) {
-        if (request[0] != '\0' && rs_control_answer(s->control, request, "busy",
-                                      "another change is under way", NULL) != RS_OK)
-            fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+        change_reply(s, request, "busy", "another change is under way", NULL);
         return;
     }
     if (leaving)
@@ -610,18 +613,16 @@ static void hand_on(supervisor *s, const rs_control_request *request)
     rs_control_request asked = *request;
     if (request->kind == RS_CONTROL_DRAIN && !drain_asked(s, &asked))
         return;
-    if (tell_request(s, &asked) != RS_OK &&
-        rs_control_answer(s->control, request->name, "refused", rs_error_message(), NULL) != RS_OK)
-        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+    if (tell_request(s, &asked) != RS_OK)
+        change_reply(s, request->name, "refused", rs_error_message(), NULL);
 }
 
 static void take_cancel(supervisor *s, const rs_control_request *request)
 {
     rs_handover_state state = s->handover.state;
     bool can = state != RS_HANDOVER_IDLE && state < RS_HANDOVER_COMMITTING;
-    if (rs_control_answer(s->control, request->name, can ? "done" : "refused",
-            can ? "the new world is given up" : "no new world is being built", NULL) != RS_OK)
-        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
+    change_reply(s, request->name, can ? "done" : "refused",
+        can ? "the new world is given up" : "no new world is being built", NULL);
     if (can)
         change_cancel(s, "it was cancelled");
 }

@@ -18,13 +18,6 @@
 #define AGAIN_SECONDS 5  /* between attempts of its own to leave a host */
 #define LOOK_SECONDS 2   /* between looks at the file of hosts */
 
-static bool answer(supervisor *s, const char *name, const char *state, const char *text)
-{
-    if (name[0] != '\0' && rs_control_answer(s->control, name, state, text, NULL) != RS_OK)
-        fprintf(stderr, "reshard train: a request is not answered: %s\n", rs_error_message());
-    return false;
-}
-
 /* Nothing of the job is left there. */
 static void leave(supervisor *s, int host)
 {
@@ -166,21 +159,24 @@ bool drain_asked(supervisor *s, rs_control_request *request)
     int host = fleet_find(s->fleet, request->layout);
     if (host < 0) {
         snprintf(text, sizeof text, "the job has no host '%s'", request->layout);
-        return answer(s, request->name, "refused", text);
+        change_reply(s, request->name, "refused", text, NULL);
+        return false;
     }
-    if (is_busy(s))
-        return answer(s, request->name, "busy", "another change is under way");
-    rs_host *place = &s->fleet->file.items[host];
-    int had = place->slots;
-    place->slots = 0;
-    int slots = fleet_slots(s->fleet);
-    if (slots > 0 && world_ranks_on(s->active, host) == 0) {
+    if (is_busy(s)) {
+        change_reply(s, request->name, "busy", "another change is under way", NULL);
+        return false;
+    }
+    int slots = slots_without(s, host);
+    if (slots == 0) {
+        change_reply(s, request->name, "refused", "no other host has a slot", NULL);
+        return false;
+    }
+    if (world_ranks_on(s->active, host) == 0) {
+        s->fleet->file.items[host].slots = 0;
         leave(s, host);
-        return answer(s, request->name, "done", "no rank was on it, and none will be");
+        change_reply(s, request->name, "done", "no rank was on it, and none will be", NULL);
+        return false;
     }
-    place->slots = had;
-    if (slots == 0)
-        return answer(s, request->name, "refused", "no other host has a slot");
     make_request(s, host, slots, request);
     return true;
 }

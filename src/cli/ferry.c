@@ -20,20 +20,15 @@
 #include "base/memory.h"
 #include "cli/subject.h"
 #include "cli/supervisor.h"
+#include "train/nodes.h"
 
 #define LEAVE_SECONDS 5 /* a ferry that has carried, or sleeps, has to end */
 
 /* ---- where ranks are ---- */
 
-/* Of a supposed host; 0: hosts are real. */
-static int ranks_of_host(const supervisor *s)
-{
-    return s->options->transport == RS_TRANSPORT_MPI ? 1 : s->options->ranks_per_node;
-}
-
 rs_status ferry_hosts(const supervisor *s, const int *places, int ranks, int **out)
 {
-    int size = ranks_of_host(s);
+    int size = rs_nodes_size(s->options);
     int *hosts = rs_calloc((size_t)ranks, sizeof *hosts);
     if (hosts == NULL)
         return rs_error_memory((size_t)ranks * sizeof *hosts);
@@ -109,7 +104,7 @@ static rs_status place(const supervisor *s, world *f)
 {
     if (s->fleet->count == 0)
         return RS_OK;
-    if (ranks_of_host(s) > 0)
+    if (rs_nodes_size(s->options) > 0)
         return fleet_place(s->fleet, f->ranks, &f->places);
     f->places = rs_calloc((size_t)f->ranks, sizeof *f->places);
     if (f->places == NULL)

@@ -101,6 +101,11 @@ void change_note_worlds(const supervisor *s);
 /* JOB/worlds.json and a line of metrics.jsonl. */
 void change_note(supervisor *s, const world *w, const char *stage);
 
+/* Answers a request ("": nobody asked), as rs_control_answer does; what goes wrong is said on
+ * standard error. */
+void change_reply(supervisor *s, const char *request, const char *state, const char *message,
+    const char *members);
+
 /* Asks the active world, in the supervisor's own name, if it listens. */
 void change_ask(supervisor *s, const rs_control_request *request);
 
