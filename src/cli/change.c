@@ -252,11 +252,11 @@ static void delete_generation(supervisor *s, const world *w)
     rs_status status = rs_keeper_open(s->options->id, folder, &keeper);
     for (int r = 0; r < w->ranks && status == RS_OK; r++)
         status = rs_arena_delete(keeper, w->generation, r, NULL);
-    rs_keeper_close(keeper);
-    fleet_tell(s->fleet, json_pack("{s:s,s:i}", "do", "delete", "generation", w->generation));
     if (status != RS_OK)
         fprintf(stderr, "reshard train: arenas of world %d are left until the job ends: %s\n",
             w->number, rs_error_message());
+    rs_keeper_close(keeper);
+    fleet_tell(s->fleet, json_pack("{s:s,s:i}", "do", "delete", "generation", w->generation));
 }
 
 static void drop_other(supervisor *s)
