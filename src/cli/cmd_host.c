@@ -21,7 +21,6 @@
 
 #define CONNECT_SECONDS 20
 #define BEAT_SECONDS 1.0
-#define FENCE_SECONDS 10
 
 typedef struct host_args {
     const char *job, *address, *name;
