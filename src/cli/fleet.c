@@ -384,7 +384,11 @@ rs_status fleet_open(fleet *f, const rs_train_options *options, bool strict)
         (long long)(1e6 * cli_now()));
     find_own_name(f, own);
     /* Over the network only where it has to be. */
-    RS_TRY(rs_listener_open(name, f->count > 0 ? own : NULL, secret, &f->listener));
+    rs_status status = rs_listener_open(name, f->count > 0 ? own : NULL, secret, &f->listener);
+    if (status != RS_OK) {
+        unlink(path); /* nobody is to prove anything by it */
+        return status;
+    }
     return start_helpers(f, strict);
 }
 
