@@ -408,11 +408,11 @@ rs_status fleet_call(fleet_host *host, json_t *word, double seconds, json_t **re
 {
     int call = ++host->calls;
     double deadline = cli_now() + seconds;
-    rs_status status = RS_ERR_PEER;
-    if (word == NULL || json_object_set_new(word, "call", json_integer(call)) != 0)
-        status = rs_error_memory(1);
-    else if (host->link != NULL)
-        status = rs_link_send(host->link, word);
+    if (word == NULL || json_object_set_new(word, "call", json_integer(call)) != 0) {
+        json_decref(word);
+        return rs_error_memory(1);
+    }
+    rs_status status = host->link != NULL ? rs_link_send(host->link, word) : RS_ERR_PEER;
     json_decref(word);
     while (status == RS_OK) {
         json_t *answer = NULL;
