@@ -118,12 +118,10 @@ static void look_at_file(supervisor *s)
     const char *path = s->options->hosts;
     if (path[0] == '\0' || stat(path, &about) != 0)
         return;
-    bool first = s->hosts_time.tv_sec == 0;
-    bool same = about.st_mtim.tv_sec == s->hosts_time.tv_sec &&
-                about.st_mtim.tv_nsec == s->hosts_time.tv_nsec;
-    s->hosts_time = about.st_mtim;
-    if (first || same)
+    struct timespec *changed = &s->fleet->changed;
+    if (about.st_mtim.tv_sec == changed->tv_sec && about.st_mtim.tv_nsec == changed->tv_nsec)
         return;
+    *changed = about.st_mtim;
     if (rs_hosts_read(path, &file) == RS_OK)
         take_file(s, &file);
     else

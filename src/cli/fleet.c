@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,10 +78,14 @@ static rs_status find_hosts(fleet *f, bool fresh)
     rs_status status = fresh ? RS_ERR_NOT_FOUND : rs_hosts_read(path, &former);
     if (status != RS_OK && status != RS_ERR_NOT_FOUND)
         return status;
-    if (f->options->hosts[0] != '\0')
+    struct stat about;
+    if (f->options->hosts[0] != '\0') {
+        if (stat(f->options->hosts, &about) == 0)
+            f->changed = about.st_mtim;
         RS_TRY(rs_hosts_read(f->options->hosts, &f->file));
-    else
+    } else {
         f->file = former;
+    }
     if (f->file.count == 0) {
         unlink(path);
         return RS_OK;

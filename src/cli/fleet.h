@@ -17,6 +17,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "elastic/hosts.h"
 #include "elastic/link.h"
@@ -45,6 +46,7 @@ typedef struct fleet {
                                    NULL: anywhere */
     int near_count;
     char job[RS_TRAIN_PATH]; /* absolute */
+    struct timespec changed; /* when options->hosts had been changed last before it was read */
 } fleet;
 
 /*

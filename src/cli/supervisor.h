@@ -6,7 +6,6 @@
 
 #include <jansson.h>
 #include <stdbool.h>
-#include <time.h>
 
 #include "cli/fleet.h"
 #include "cli/launch.h"
@@ -63,14 +62,13 @@ typedef struct supervisor {
     int stops;
     bool stopping;
     double stop_limit;
-    char stopped_rank[160];     /* the process that showed no sign of life; "" */
-    int stopped_host;           /* of the fleet; -1: here, or unknown */
-    int draining;               /* host that the change under way leaves; -1 */
-    int drained_slots;          /* that it had */
-    double drain_when;          /* the next one of its own may be asked for */
-    bool leaving[RS_HOSTS];     /* hosts that are to be left, as the file of hosts says */
-    struct timespec hosts_time; /* of the file, as it was read last */
-    double hosts_when;
+    char stopped_rank[160]; /* the process that showed no sign of life; "" */
+    int stopped_host;       /* of the fleet; -1: here, or unknown */
+    int draining;           /* host that the change under way leaves; -1 */
+    int drained_slots;      /* that it had */
+    double drain_when;      /* the next one of its own may be asked for */
+    bool leaving[RS_HOSTS]; /* hosts that are to be left, as the file of hosts says */
+    double hosts_when;      /* the file is looked at again */
     survival survival;
     char verdict[1400]; /* why the job has ended, where nothing else says it; "" */
 } supervisor;
