@@ -83,15 +83,19 @@ void drain_told(supervisor *s, int host)
 
 /* ---- the file of hosts ---- */
 
-/* A host's new number of slots. */
+/* A host's new number of slots. One that is being left gets them when that has ended. */
 static void take_slots(supervisor *s, int host, int slots)
 {
-    int *has = &s->fleet->file.items[host].slots;
+    bool drains = host == s->draining;
+    int *has = drains ? &s->drained_slots : &s->fleet->file.items[host].slots;
+    bool given = slots > 0 && (slots != *has || s->leaving[host]);
     s->leaving[host] = slots == 0 && *has > 0;
-    if (slots > 0 && *has != slots) {
+    if (given)
         *has = slots;
+    if (drains)
+        s->drained_returns = given || (s->drained_returns && slots > 0);
+    else if (given)
         fleet_recall(s->fleet, host);
-    }
 }
 
 static void take_file(supervisor *s, const rs_hosts *file)
@@ -185,6 +189,7 @@ void drain_begin(supervisor *s, int host)
         return;
     s->draining = host;
     s->drained_slots = s->fleet->file.items[host].slots;
+    s->drained_returns = false;
     s->fleet->file.items[host].slots = 0;
 }
 
@@ -200,4 +205,9 @@ void drain_end(supervisor *s, bool done)
         return;
     }
     leave(s, host);
+    if (!s->drained_returns)
+        return;
+    s->fleet->file.items[host].slots = s->drained_slots;
+    fleet_recall(s->fleet, host);
+    fleet_note(s->fleet);
 }

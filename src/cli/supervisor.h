@@ -65,7 +65,8 @@ typedef struct supervisor {
     char stopped_rank[160]; /* the process that showed no sign of life; "" */
     int stopped_host;       /* of the fleet; -1: here, or unknown */
     int draining;           /* host that the change under way leaves; -1 */
-    int drained_slots;      /* that it had */
+    int drained_slots;      /* that it had, or is to have */
+    bool drained_returns;   /* the file of hosts has given it slots meanwhile */
     double drain_when;      /* the next one of its own may be asked for */
     bool leaving[RS_HOSTS]; /* hosts that are to be left, as the file of hosts says */
     double hosts_when;      /* the file is looked at again */
