@@ -428,16 +428,10 @@ void change_cancel(supervisor *s, const char *why)
 
 /* ---- hearing ---- */
 
-static const char *text_of(const json_t *word, const char *key)
-{
-    const char *text = json_string_value(json_object_get(word, key));
-    return text != NULL ? text : "";
-}
-
 /* The old world keeps its layout, and says which that is. */
 static void take_held(supervisor *s, const json_t *word)
 {
-    snprintf(s->active->layout, sizeof s->active->layout, "%s", text_of(word, "layout"));
+    snprintf(s->active->layout, sizeof s->active->layout, "%s", cli_text_of(word, "layout"));
     s->active->generation = (int)json_integer_value(json_object_get(word, "generation"));
     s->active->scheduled = json_integer_value(json_object_get(word, "scheduled"));
     change_event(s, RS_HANDOVER_HELD);
@@ -457,7 +451,7 @@ static void take_quiesced(supervisor *s, const json_t *word)
 
 static void take_elsewhere(supervisor *s, const json_t *word)
 {
-    const char *request = text_of(word, "request");
+    const char *request = cli_text_of(word, "request");
     bool leaving = s->handover.state == RS_HANDOVER_LEAVING;
     if (s->stopping || s->want.pending || s->draining >= 0 ||
         (s->handover.state != RS_HANDOVER_IDLE && !leaving)) {
@@ -467,9 +461,9 @@ static void take_elsewhere(supervisor *s, const json_t *word)
     if (leaving)
         answer_last(s, "done", "the new world trains", NULL);
     s->want = (wanted){.pending = true, .asked = cli_now()};
-    snprintf(s->want.layout, sizeof s->want.layout, "%s", text_of(word, "layout"));
+    snprintf(s->want.layout, sizeof s->want.layout, "%s", cli_text_of(word, "layout"));
     snprintf(s->want.request, sizeof s->want.request, "%s", request);
-    drain_begin(s, fleet_find(s->fleet, text_of(word, "drain")));
+    drain_begin(s, fleet_find(s->fleet, cli_text_of(word, "drain")));
     answer(s, "accepted", "a new world is to take over", NULL);
 }
 
@@ -501,11 +495,11 @@ static bool take_change(supervisor *s, world *w, const char *what, const json_t 
         change_note(s, w, "certified");
         change_event(s, RS_HANDOVER_CERTIFIED);
     } else if (is_new && strcmp(what, "failed") == 0) {
-        change_give_up(s, text_of(word, "message"));
+        change_give_up(s, cli_text_of(word, "message"));
     } else if (!is_new && strcmp(what, "held") == 0) {
         take_held(s, word);
     } else if (!is_new && strcmp(what, "busy") == 0) {
-        give_up(s, text_of(word, "message"));
+        give_up(s, cli_text_of(word, "message"));
         change_event(s, RS_HANDOVER_REFUSED);
     } else if (!is_new && strcmp(what, "quiesced") == 0) {
         take_quiesced(s, word);
@@ -522,9 +516,7 @@ static bool take_change(supervisor *s, world *w, const char *what, const json_t 
 /* A host joins. */
 static void take_hello(supervisor *s, world *w, world_host *host, const json_t *word)
 {
-    host->rank = (int)json_integer_value(json_object_get(word, "rank"));
-    host->ranks = (int)json_integer_value(json_object_get(word, "ranks"));
-    snprintf(host->name, sizeof host->name, "%s", text_of(word, "host"));
+    world_host_hello(host, word);
     if (welcome(s, w, host->link) != RS_OK || host->rank != 0)
         return;
     w->stage = w->from != NULL ? WORLD_BUILDS : WORLD_TRAINS;
@@ -566,7 +558,7 @@ static void take_beat(supervisor *s, world *w, const world_host *host, const jso
 
 void change_word(supervisor *s, world *w, world_host *host, const json_t *word)
 {
-    const char *what = text_of(word, "say");
+    const char *what = cli_text_of(word, "say");
     host->beat = cli_now();
     if (strcmp(what, "beat") == 0)
         host->age = json_number_value(json_object_get(word, "age"));

@@ -30,22 +30,11 @@ static const cli_option events_options[] = {
     {.kind = CLI_END},
 };
 
-static const char *text_of(const json_t *event, const char *key)
-{
-    const char *text = json_string_value(json_object_get(event, key));
-    return text != NULL ? text : "";
-}
-
-static int64_t int_of(const json_t *event, const char *key)
-{
-    return json_integer_value(json_object_get(event, key));
-}
-
 static void print_world(const json_t *event)
 {
     char seconds[RS_HUMAN];
-    printf("world %-3" PRId64 " %-10s %3" PRId64 " ranks  %-24s %s\n", int_of(event, "world"),
-        text_of(event, "stage"), int_of(event, "ranks"), text_of(event, "layout"),
+    printf("world %-3" PRId64 " %-10s %3" PRId64 " ranks  %-24s %s\n", cli_int_of(event, "world"),
+        cli_text_of(event, "stage"), cli_int_of(event, "ranks"), cli_text_of(event, "layout"),
         rs_human_seconds(json_number_value(json_object_get(event, "seconds")), seconds));
 }
 
@@ -70,7 +59,7 @@ static void print_other(const json_t *event)
 {
     const char *key;
     json_t *value;
-    printf("%s", text_of(event, "event"));
+    printf("%s", cli_text_of(event, "event"));
     json_object_foreach((json_t *)(uintptr_t)event, key, value)
     {
         if (strcmp(key, "event") == 0 || strcmp(key, "time") == 0)
@@ -90,7 +79,7 @@ static void print_event(const json_t *event)
     char clock[32] = "";
     time_t seconds = (time_t)json_number_value(json_object_get(event, "time"));
     struct tm local;
-    const char *kind = text_of(event, "event");
+    const char *kind = cli_text_of(event, "event");
     if (seconds > 0 && localtime_r(&seconds, &local) != NULL)
         strftime(clock, sizeof clock, "%H:%M:%S  ", &local);
     printf("%s", clock);
@@ -115,7 +104,7 @@ static void show_lines(const events_args *args, FILE *file)
             strncmp(line, begin, sizeof begin - 1) == 0 ? json_loads(line, 0, NULL) : NULL;
         if (event == NULL)
             continue;
-        if (args->kind == NULL || strcmp(args->kind, text_of(event, "event")) == 0) {
+        if (args->kind == NULL || strcmp(args->kind, cli_text_of(event, "event")) == 0) {
             if (args->json)
                 fputs(line, stdout);
             else

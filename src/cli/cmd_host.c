@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/launch.h"
 #include "cli/rescue.h"
+#include "cli/subject.h"
 #include "elastic/hosts.h"
 #include "elastic/link.h"
 #include "reshard/elastic.h"
@@ -42,11 +43,6 @@ typedef struct duty {
     rs_status (*perform)(const rs_train_options *o, const json_t *word, json_t *answer);
 } duty;
 
-static int int_of(const json_t *word, const char *key)
-{
-    return (int)json_integer_value(json_object_get(word, key));
-}
-
 static rs_status sweep(const rs_train_options *o, const json_t *word, json_t *answer)
 {
     (void)answer;
@@ -56,7 +52,7 @@ static rs_status sweep(const rs_train_options *o, const json_t *word, json_t *an
 static rs_status forget(const rs_train_options *o, const json_t *word, json_t *answer)
 {
     (void)answer;
-    launch_forget(o, int_of(word, "world"), 0);
+    launch_forget(o, (int)cli_int_of(word, "world"), 0);
     return RS_OK;
 }
 
@@ -71,7 +67,7 @@ static rs_status delete_generation(const rs_train_options *o, const json_t *word
     rs_keeper *keeper = NULL;
     (void)answer;
     RS_TRY(open_keeper(o, &keeper));
-    rs_status status = rs_elastic_delete(keeper, int_of(word, "generation"), -1);
+    rs_status status = rs_elastic_delete(keeper, (int)cli_int_of(word, "generation"), -1);
     rs_keeper_close(keeper);
     return status;
 }
@@ -81,7 +77,7 @@ static rs_status end_process(const rs_train_options *o, const json_t *word, json
 {
     (void)o;
     (void)answer;
-    int process = int_of(word, "process");
+    int process = (int)cli_int_of(word, "process");
     if (process > 1)
         kill((pid_t)process, SIGKILL);
     return RS_OK;
@@ -130,7 +126,7 @@ static rs_status serve(const char *job, rs_link *link, const json_t *word)
     json_t *answer = json_object();
     if (answer == NULL)
         return rs_error_memory(1);
-    int call = int_of(word, "call");
+    int call = (int)cli_int_of(word, "call");
     rs_status done = perform(job, word, answer);
     json_object_set_new(answer, "call", json_integer(call));
     json_object_set_new(answer, "status", json_integer(done));

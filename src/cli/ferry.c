@@ -203,22 +203,14 @@ static void take_carried(supervisor *s, const json_t *word)
     json_decref(verify);
 }
 
-static const char *text_of(const json_t *word, const char *key)
-{
-    const char *text = json_string_value(json_object_get(word, key));
-    return text != NULL ? text : "";
-}
-
 void ferry_word(supervisor *s, world_host *host, const json_t *word)
 {
-    const char *what = text_of(word, "say");
+    const char *what = cli_text_of(word, "say");
     world *f = s->ferry;
     if (f->stage == WORLD_LEAVES || s->other == NULL)
         return;
     if (strcmp(what, "hello") == 0) {
-        host->rank = (int)json_integer_value(json_object_get(word, "rank"));
-        host->ranks = (int)json_integer_value(json_object_get(word, "ranks"));
-        snprintf(host->name, sizeof host->name, "%s", text_of(word, "host"));
+        world_host_hello(host, word);
         welcome(s, host);
     } else if (strcmp(what, "ready") == 0 && f->stage == WORLD_BUILDS) {
         f->stage = WORLD_READY;
@@ -229,7 +221,7 @@ void ferry_word(supervisor *s, world_host *host, const json_t *word)
         take_carried(s, word);
     } else if (strcmp(what, "failed") == 0) {
         char why[1000];
-        snprintf(why, sizeof why, "the ferry between hosts: %s", text_of(word, "message"));
+        snprintf(why, sizeof why, "the ferry between hosts: %s", cli_text_of(word, "message"));
         change_give_up(s, why);
     }
 }

@@ -17,6 +17,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "cli/subject.h"
 
 #define PART_SECONDS 120 /* for a host to take its ranks to the step */
 
@@ -46,19 +47,14 @@ rs_status rescue_look_here(const char *job, const json_t *word, json_t *answer)
     return bad ? rs_error_memory(1) : RS_OK;
 }
 
-static int64_t int_of(const json_t *word, const char *key)
-{
-    return json_integer_value(json_object_get(word, key));
-}
-
 rs_status rescue_part_here(const char *job, const json_t *word, json_t *answer)
 {
-    rs_recovery whole = {.step = int_of(word, "step"),
-        .generation = (int)int_of(word, "generation"),
-        .world = (int)int_of(word, "world"),
-        .behind = (int)int_of(word, "behind"),
-        .killed = (int)int_of(word, "killed"),
-        .lost = (int)int_of(word, "lost"),
+    rs_recovery whole = {.step = cli_int_of(word, "step"),
+        .generation = (int)cli_int_of(word, "generation"),
+        .world = (int)cli_int_of(word, "world"),
+        .behind = (int)cli_int_of(word, "behind"),
+        .killed = (int)cli_int_of(word, "killed"),
+        .lost = (int)cli_int_of(word, "lost"),
         .fence_seconds = json_number_value(json_object_get(word, "fence"))};
     const char *layout = json_string_value(json_object_get(word, "layout"));
     snprintf(whole.layout, sizeof whole.layout, "%s", layout != NULL ? layout : "");
@@ -83,13 +79,13 @@ static json_t *part_word(const rs_recovery *whole, bool teller)
 /* Makes room for the ranks, at the first answer; all are lost until a host has them. */
 static rs_status prepare(rescue *r, const json_t *answer)
 {
-    int world = (int)int_of(answer, "world");
+    int world = (int)cli_int_of(answer, "world");
     const char *layout = json_string_value(json_object_get(answer, "layout"));
     if (r->where != NULL)
         return RS_OK;
     if (world < 1 || layout == NULL)
         return rs_error_set(RS_ERR_MALFORMED, "a host's look has no ranks");
-    r->found.generation = (int)int_of(answer, "generation");
+    r->found.generation = (int)cli_int_of(answer, "generation");
     r->found.world = world;
     snprintf(r->found.layout, sizeof r->found.layout, "%s", layout);
     r->where = rs_calloc((size_t)world, sizeof *r->where);
@@ -109,7 +105,7 @@ static rs_status add_look(rescue *r, int host, const json_t *answer)
     size_t i;
     const json_t *row;
     RS_TRY(prepare(r, answer));
-    r->found.killed += (int)int_of(answer, "killed");
+    r->found.killed += (int)cli_int_of(answer, "killed");
     const char *reason = json_string_value(json_object_get(answer, "reason"));
     if (reason != NULL && reason[0] != '\0')
         snprintf(r->survey.reason, sizeof r->survey.reason, "%s", reason);
@@ -193,7 +189,7 @@ static rs_status do_part(fleet *f, int host, const char *job, rescue *r, bool te
         status = fleet_call(&f->hosts[host], word, PART_SECONDS, &answer);
     }
     if (status == RS_OK)
-        r->unpublished += (int)int_of(answer, "unpublished");
+        r->unpublished += (int)cli_int_of(answer, "unpublished");
     json_decref(answer);
     return status;
 }

@@ -59,17 +59,6 @@ void status_add_worlds(const char *job, json_t *status)
     json_decref(root);
 }
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text != NULL ? text : "";
-}
-
-static int64_t int_of(const json_t *object, const char *key)
-{
-    return json_integer_value(json_object_get(object, key));
-}
-
 static double real_of(const json_t *object, const char *key)
 {
     return json_number_value(json_object_get(object, key));
@@ -80,11 +69,12 @@ static void print_worlds(const json_t *worlds)
     for (size_t i = 0; i < json_array_size(worlds); i++) {
         const json_t *w = json_array_get(worlds, i);
         const json_t *hosts = json_object_get(w, "hosts");
-        printf("world %-3" PRId64 " %s, %" PRId64 " rank%s", int_of(w, "world"),
-            text_of(w, "stage"), int_of(w, "ranks"), int_of(w, "ranks") == 1 ? "" : "s");
+        printf("world %-3" PRId64 " %s, %" PRId64 " rank%s", cli_int_of(w, "world"),
+            cli_text_of(w, "stage"), cli_int_of(w, "ranks"),
+            cli_int_of(w, "ranks") == 1 ? "" : "s");
         for (size_t h = 0; h < json_array_size(hosts); h++)
-            printf("%s%s", h == 0 ? " on " : ", ", text_of(json_array_get(hosts, h), "host"));
-        printf(": %s\n", text_of(w, "layout"));
+            printf("%s%s", h == 0 ? " on " : ", ", cli_text_of(json_array_get(hosts, h), "host"));
+        printf(": %s\n", cli_text_of(w, "layout"));
     }
 }
 
@@ -92,9 +82,9 @@ static void print_hosts(const json_t *hosts)
 {
     for (size_t i = 0; i < json_array_size(hosts); i++) {
         const json_t *h = json_array_get(hosts, i);
-        printf("host      %s: %" PRId64 " rank%s, %" PRId64 " slot%s%s\n", text_of(h, "host"),
-            int_of(h, "ranks"), int_of(h, "ranks") == 1 ? "" : "s", int_of(h, "slots"),
-            int_of(h, "slots") == 1 ? "" : "s",
+        printf("host      %s: %" PRId64 " rank%s, %" PRId64 " slot%s%s\n", cli_text_of(h, "host"),
+            cli_int_of(h, "ranks"), cli_int_of(h, "ranks") == 1 ? "" : "s", cli_int_of(h, "slots"),
+            cli_int_of(h, "slots") == 1 ? "" : "s",
             json_is_true(json_object_get(h, "reached")) ? "" : ", cannot be reached");
     }
 }
@@ -124,21 +114,21 @@ static void print_switches(const json_t *events)
 void status_view(const char *job, const json_t *status)
 {
     bool running = json_is_true(json_object_get(status, "running"));
-    const char *state = text_of(status, "state");
+    const char *state = cli_text_of(status, "state");
     bool ended = strcmp(state, "finished") == 0 || strcmp(state, "stopped") == 0 ||
                  strcmp(state, "failed") == 0;
-    int64_t step = int_of(status, "step"), steps = int_of(status, "steps");
+    int64_t step = cli_int_of(status, "step"), steps = cli_int_of(status, "steps");
     double seconds = real_of(status, "seconds");
     char rate[CLI_COUNT], each[RS_HUMAN], left[RS_HUMAN], meaning[RS_LAYOUT_TEXT] = "";
     rs_layout layout;
-    if (rs_layout_parse(text_of(status, "layout"), &layout) == RS_OK)
+    if (rs_layout_parse(cli_text_of(status, "layout"), &layout) == RS_OK)
         rs_layout_describe(&layout, meaning);
 
-    printf("job       %s on %s: %s%s\n", job, text_of(status, "host"), state,
+    printf("job       %s on %s: %s%s\n", job, cli_text_of(status, "host"), state,
         running || ended ? "" : ", but no process is left: it was killed");
-    printf(
-        "model     %s on %" PRId64 " ranks\n", text_of(status, "model"), int_of(status, "ranks"));
-    printf("layout    %s: %s\n", text_of(status, "layout"), meaning);
+    printf("model     %s on %" PRId64 " ranks\n", cli_text_of(status, "model"),
+        cli_int_of(status, "ranks"));
+    printf("layout    %s: %s\n", cli_text_of(status, "layout"), meaning);
     printf("step      %" PRId64 " of %" PRId64 " (%.0f%%)", step, steps,
         steps > 0 ? 100.0 * (double)step / (double)steps : 0);
     if (step > 0)
@@ -153,13 +143,13 @@ void status_view(const char *job, const json_t *status)
     if (step > 0)
         printf("\n");
     const json_t *pending = json_object_get(status, "pending");
-    if (json_is_object(pending) && int_of(pending, "after") > 0)
-        printf("pending   switch to %s after step %" PRId64 "\n", text_of(pending, "to"),
-            int_of(pending, "after"));
+    if (json_is_object(pending) && cli_int_of(pending, "after") > 0)
+        printf("pending   switch to %s after step %" PRId64 "\n", cli_text_of(pending, "to"),
+            cli_int_of(pending, "after"));
     else if (json_is_object(pending))
-        printf("pending   switch to %s, as soon as it is prepared\n", text_of(pending, "to"));
-    if (text_of(status, "message")[0] != '\0')
-        printf("message   %s\n", text_of(status, "message"));
+        printf("pending   switch to %s, as soon as it is prepared\n", cli_text_of(pending, "to"));
+    if (cli_text_of(status, "message")[0] != '\0')
+        printf("message   %s\n", cli_text_of(status, "message"));
     if (running)
         print_worlds(json_object_get(status, "worlds"));
     if (running)

@@ -150,6 +150,17 @@ const char *cli_dtype_name(rs_dtype dtype)
     }
 }
 
+const char *cli_text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text != NULL ? text : "";
+}
+
+int64_t cli_int_of(const json_t *object, const char *key)
+{
+    return json_integer_value(json_object_get(object, key));
+}
+
 double cli_now(void)
 {
     return rs_clock_seconds();

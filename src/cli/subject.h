@@ -58,6 +58,10 @@ char *cli_human_count(int64_t count, char *out);
 /* "fp32", "bf16", else the library's name. */
 const char *cli_dtype_name(rs_dtype dtype);
 
+/* A member of a JSON object: a text, "" if there is none, or an integer, else 0. */
+const char *cli_text_of(const json_t *object, const char *key);
+int64_t cli_int_of(const json_t *object, const char *key);
+
 /* Seconds of the monotonic clock. */
 double cli_now(void);
 

@@ -40,6 +40,13 @@ static void set_session_nice(pid_t process, int nice)
     close(fd);
 }
 
+void world_host_hello(world_host *host, const json_t *word)
+{
+    host->rank = (int)cli_int_of(word, "rank");
+    host->ranks = (int)cli_int_of(word, "ranks");
+    snprintf(host->name, sizeof host->name, "%s", cli_text_of(word, "host"));
+}
+
 void world_be_equal(world *w)
 {
     if (w->process > 0 && !w->ended)

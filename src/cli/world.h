@@ -66,6 +66,9 @@ typedef struct world {
     char tail[TAIL_BYTES]; /* the last that its ranks wrote to standard error */
 } world;
 
+/* A host has said hello: who it is. */
+void world_host_hello(world_host *host, const json_t *word);
+
 /* Starts the launcher of a world whose number, ranks, layout, origin and places are set. */
 rs_status world_start(
     world *w, const launch *l, const rs_hosts *hosts, const char *address) RS_MUST_CHECK;
