@@ -580,17 +580,11 @@ rs_status rs_engine_create(const rs_engine_task *task, rs_engine **out)
     engine->space = rs_placement_space(task->to);
     engine->rank = task->plan != NULL ? rs_plan_rank(task->plan) : task->rank;
     engine->ranks = (int)rs_max64(rs_placement_holders(task->from), rs_placement_holders(task->to));
-    engine->ranks = (int)rs_max64(engine->ranks, engine->rank + 1);
+    engine->ranks = (int)rs_max64(engine->ranks, rs_max64(engine->rank + 1, task->processes));
     engine->copies = task->copies;
     engine->count = task->count;
     if (task->plan != NULL)
         engine->copies = rs_plan_copies(task->plan, &engine->count);
-    /* A ferry may have more processes than there are holders. */
-    for (size_t i = 0; task->process_of != NULL && i < engine->count; i++) {
-        int process = process_of(engine, engine->copies[i].source);
-        process = (int)rs_max64(process, process_of(engine, engine->copies[i].target));
-        engine->ranks = (int)rs_max64(engine->ranks, process + 1);
-    }
     for (int k = 0; k < MAX_FLIGHTS; k++)
         engine->flights[k] = &engine->slots[k];
     engine->done = rs_calloc(engine->count, sizeof *engine->done);

@@ -26,6 +26,7 @@ typedef struct rs_engine_task {
      * tight, and without sums. */
     int rank;
     const int *process_of;
+    int processes; /* how many there are; 0 with a plan */
     const rs_copy *copies;
     size_t count;
     rs_engine_peer target;

@@ -137,6 +137,7 @@ static rs_status run_ferry(const rs_ferry *ferry, rs_move_report *report)
         .peer_context = ferry->context,
         .rank = rank,
         .process_of = ferry->process_of,
+        .processes = size,
         .copies = ferry->copies,
         .count = ferry->count,
         .window = ferry->window > 0 ? ferry->window : RS_MOVE_WINDOW};
