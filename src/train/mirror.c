@@ -21,7 +21,7 @@
 #include "train/twophase.h"
 
 #define MESSAGE ((int64_t)1 << 30) /* bytes of one message at most */
-#define TAG_MIRROR 77              /* and the three after it */
+#define TAG_MIRROR 85              /* and the three after it */
 
 /* Memory that goes to a rank, or comes from one. */
 typedef struct part {
