@@ -55,8 +55,9 @@ static void add_part(rs_mirror *m, const part *p)
 static rs_status add_own(
     rs_mirror *m, const rs_state *state, const rs_optimizer *optimizer, bool directions)
 {
-    float *next =
-        directions ? rs_twophase_directions(state) : (float *)rs_ledger_work(state->ledger);
+    float *next = rs_ledger_work(state->ledger);
+    if (directions)
+        RS_TRY(rs_twophase_directions(state, &next));
     for (int mesh = 0; mesh < RS_MESHES_BOTH; mesh++) {
         rs_runs runs = {0};
         rs_status status =

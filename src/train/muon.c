@@ -349,12 +349,12 @@ static rs_status make_directions(rs_muon *muon, const rs_optimizer *optimizer)
     int64_t elements = rs_runs_elements(&muon->directions);
     float *memory;
     if (muon->state->ledger != NULL) {
-        memory = rs_twophase_directions(muon->state);
+        RS_TRY(rs_twophase_directions(muon->state, &memory));
     } else {
         memory = muon->memory = rs_calloc((size_t)elements, sizeof *memory);
+        if (memory == NULL)
+            return rs_error_memory((size_t)elements * sizeof *memory);
     }
-    if (memory == NULL)
-        return rs_error_memory((size_t)elements * sizeof *memory);
     rs_runs_place(&muon->directions, sizeof *memory, memory);
     return RS_OK;
 }

@@ -45,12 +45,12 @@ static rs_status gradient_bytes(const rs_state *state, int64_t *bytes)
     return status;
 }
 
-float *rs_twophase_directions(const rs_state *state)
+rs_status rs_twophase_directions(const rs_state *state, float **out)
 {
     int64_t bytes = 0;
-    if (gradient_bytes(state, &bytes) != RS_OK)
-        return NULL;
-    return (float *)(void *)((char *)rs_ledger_work(state->ledger) + bytes);
+    RS_TRY(gradient_bytes(state, &bytes));
+    *out = (float *)(void *)((char *)rs_ledger_work(state->ledger) + bytes);
+    return RS_OK;
 }
 
 /* ---- mirrors ---- */

@@ -61,7 +61,7 @@ rs_status rs_twophase_work(const rs_state *state, const rs_optimizer *optimizer,
     rs_runs *gradients, rs_runs *directions, int64_t *bytes) RS_MUST_CHECK;
 
 /* Where the directions that some optimizers need lie in the ledger (muon.h). */
-float *rs_twophase_directions(const rs_state *state);
+rs_status rs_twophase_directions(const rs_state *state, float **out) RS_MUST_CHECK;
 
 /* Bytes of a ledger for the state's rank, with `slots` threads. */
 rs_status rs_twophase_bytes(
