@@ -427,6 +427,9 @@ bool rs_attach_is_behind(const rs_job *job)
            !is_whole(ledger, job->step);
 }
 
+/* What mend() has summed stays right: its certificate holds only where all copies of a parameter
+ * are equal, that of the rank that updates it among them, so publishing changes none that was
+ * summed. */
 void rs_attach_derive(rs_job *job)
 {
     bool mine = rs_attach_is_behind(job), any;
