@@ -171,14 +171,18 @@ static rs_status sum_bereft(ferry *f, uint64_t *words)
     return RS_OK;
 }
 
-/* `bereft`: the old world gave no sums. */
+/* `bereft`: the old world gave no sums; else there are no words. The same on every process. */
 static rs_status carry_and_tell(ferry *f, bool bereft)
 {
     rs_move_report report = {0};
-    size_t count = rs_sums_word_count(f->space);
-    uint64_t *words = rs_calloc(count, sizeof *words);
-    rs_status status =
-        rs_comm_agree(f->comm, words != NULL ? RS_OK : rs_error_memory(count * sizeof *words));
+    size_t count = bereft ? rs_sums_word_count(f->space) : 0;
+    uint64_t *words = NULL;
+    rs_status status = RS_OK;
+    if (bereft) {
+        words = rs_calloc(count, sizeof *words);
+        status =
+            rs_comm_agree(f->comm, words != NULL ? RS_OK : rs_error_memory(count * sizeof *words));
+    }
     double begun = rs_job_seconds();
     if (status == RS_OK)
         status = rs_comm_agree(f->comm, carry(f, &report));
@@ -188,7 +192,8 @@ static rs_status carry_and_tell(ferry *f, bool bereft)
         status = rs_comm_agree(f->comm, sum_bereft(f, words));
     if (status == RS_OK) {
         int64_t bytes = report.remote_bytes, all = 0;
-        rs_comm_sum_words(f->comm, words, count);
+        if (bereft)
+            rs_comm_sum_words(f->comm, words, count);
         MPI_Reduce(&bytes, &all, 1, MPI_INT64_T, MPI_SUM, 0, f->comm);
         if (f->rank == 0)
             status = rs_member_tell(f->member, "carried",
