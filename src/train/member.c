@@ -48,13 +48,6 @@ struct rs_member {
     double lent;  /* when the beat was sent that was answered last */
 };
 
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- beats ---- */
 
 static void send_beat(rs_member *m)
@@ -69,7 +62,7 @@ static void send_beat(rs_member *m)
         }
     }
     json_t *beat = json_pack("{s:s,s:f,s:I,s:f,s:b}", "say", "beat", "age", oldest, "process",
-        (json_int_t)rs_board_process(m->board, rank), "sent", now_seconds(), "signalled",
+        (json_int_t)rs_board_process(m->board, rank), "sent", rs_clock_seconds(), "signalled",
         rs_signals_caught());
     if (beat != NULL && rs_link_send(m->link, beat) != RS_OK)
         atomic_store(&m->orphan, true);
@@ -237,7 +230,7 @@ rs_status rs_member_join(const char *job, const char *address, int world, const 
     RS_TRY_GOTO(rs_comm_agree(comm, parse_world(welcome, &m->world)), done);
     m->moves = json_is_true(json_object_get(welcome, "moves"));
     m->lease = json_number_value(json_object_get(welcome, "lease"));
-    m->lent = now_seconds();
+    m->lent = rs_clock_seconds();
     RS_TRY_GOTO(rs_comm_agree(comm, begin_beating(m)), done);
 done:
     json_decref(welcome);
@@ -278,7 +271,7 @@ bool rs_member_moves_away(const rs_member *m)
 
 bool rs_member_holds(const rs_member *m)
 {
-    return m->lease <= 0 || now_seconds() - m->lent < m->lease;
+    return m->lease <= 0 || rs_clock_seconds() - m->lent < m->lease;
 }
 
 bool rs_member_is_orphan(const rs_member *m)
