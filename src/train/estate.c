@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "reshard/certificate.h"
-#include "train/job.h"
 
 #define TOUCH_PIECE (256 << 10)
 #define TOUCH_SHARE 0.5 /* of the time while memory is touched ahead */
@@ -133,9 +132,9 @@ static bool touch_some(rs_estate *e, rs_arena *const *arenas, int count)
 void rs_estate_touch(rs_estate *e, rs_arena *const *arenas, int count)
 {
     for (bool more = true; more;) {
-        double begun = rs_job_seconds();
+        double begun = rs_clock_seconds();
         more = touch_some(e, arenas, count);
-        double rest = (rs_job_seconds() - begun) * (1 / TOUCH_SHARE - 1);
+        double rest = (rs_clock_seconds() - begun) * (1 / TOUCH_SHARE - 1);
         rs_nap(rest);
     }
 }

@@ -20,13 +20,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "reshard/move_mpi.h"
 #include "train/comm.h"
 #include "train/estate.h"
-#include "train/job.h"
 #include "train/nodes.h"
 
 typedef struct ferry {
@@ -183,10 +183,10 @@ static rs_status carry_and_tell(ferry *f, bool bereft)
         status =
             rs_comm_agree(f->comm, words != NULL ? RS_OK : rs_error_memory(count * sizeof *words));
     }
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     if (status == RS_OK)
         status = rs_comm_agree(f->comm, carry(f, &report));
-    double seconds = rs_job_seconds() - begun;
+    double seconds = rs_clock_seconds() - begun;
     rs_crash_point("ferry.carried");
     if (status == RS_OK && bereft)
         status = rs_comm_agree(f->comm, sum_bereft(f, words));

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -29,11 +28,6 @@
 #include "train/signals.h"
 #include "train/takeover.h"
 #include "train/twophase.h"
-
-double rs_job_seconds(void)
-{
-    return rs_clock_seconds();
-}
 
 rs_status rs_job_agree(rs_job *job, rs_status mine)
 {

@@ -127,7 +127,6 @@ typedef struct rs_job {
 /* job.c: one status for all ranks; a failure is then known to be everybody's. Collective over
  * job->comm. */
 rs_status rs_job_agree(rs_job *job, rs_status mine) RS_MUST_CHECK;
-double rs_job_seconds(void);
 void rs_job_notice(rs_job *job, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rs_status rs_job_report(
     rs_job *job, const char *state, const char *message, bool now) RS_MUST_CHECK;

@@ -143,7 +143,7 @@ static bool is_orphan(rs_job *job)
 {
     if (job->options->member != NULL && rs_member_is_orphan(job->options->member))
         return true;
-    double now = rs_job_seconds();
+    double now = rs_clock_seconds();
     if (!job->options->supervised || now - job->looked < SUPERVISOR)
         return false;
     job->looked = now;
@@ -170,7 +170,7 @@ static void end_unheard(rs_job *job, bool orphan)
  */
 static void wait_for_owner(rs_job *job)
 {
-    double deadline = rs_job_seconds() + 60 * job->options->orphan_minutes;
+    double deadline = rs_clock_seconds() + 60 * job->options->orphan_minutes;
     int there = 0, word = 0;
     if (job->rank != 0) {
         while (!there) {
@@ -180,7 +180,7 @@ static void wait_for_owner(rs_job *job)
         rs_comm_receive(job->orders, 0, TAG_WAKE, &word, sizeof word);
         return;
     }
-    while (rs_job_seconds() < deadline && !rs_signals_caught())
+    while (rs_clock_seconds() < deadline && !rs_signals_caught())
         rs_nap(ORPHAN_NAP);
     job->signalled = true;
     for (int r = 1; r < job->world.size; r++)
@@ -338,7 +338,7 @@ static rs_step_note make_note(const rs_job *job, int64_t step, const verdict *v,
         .loss = v->loss,
         .grad_norm = norm,
         .lr = lr,
-        .seconds = rs_job_seconds() - begun,
+        .seconds = rs_clock_seconds() - begun,
         .time = rs_wall_seconds(),
         .tokens = o->global_batch * o->seq,
         .samples = step * o->global_batch,
@@ -364,7 +364,7 @@ static rs_status tell_step(rs_job *job, const rs_step_note *note)
 
 static rs_status train_step(rs_job *job, rs_order *order)
 {
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     int64_t step = job->step + 1;
     summary mine;
     verdict v;
@@ -393,7 +393,7 @@ static rs_status train_step(rs_job *job, rs_order *order)
     MPI_Barrier(job->world.all);
     rs_trainer_update(job->trainer, &note.rate);
     job->step = step;
-    note.seconds = job->step_seconds = rs_job_seconds() - begun;
+    note.seconds = job->step_seconds = rs_clock_seconds() - begun;
     *order = v.order;
     return tell_step(job, &note);
 }

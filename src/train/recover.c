@@ -37,7 +37,6 @@
 #include "reshard/move.h"
 #include "reshard/plan.h"
 #include "train/group.h"
-#include "train/job.h"
 #include "train/metrics.h"
 #include "train/nodes.h"
 #include "train/twophase.h"
@@ -493,9 +492,9 @@ static rs_status recover(dead *d, double seconds, rs_recovery *out)
 {
     rs_fenced fenced;
     double t[4];
-    t[0] = rs_job_seconds();
+    t[0] = rs_clock_seconds();
     RS_TRY(rs_elastic_fence(d->keeper, seconds, &fenced));
-    t[1] = rs_job_seconds();
+    t[1] = rs_clock_seconds();
     RS_TRY(read_run(d));
     if (d->record.building >= 0)
         RS_TRY(finish_building(d));
@@ -509,9 +508,9 @@ static rs_status recover(dead *d, double seconds, rs_recovery *out)
     RS_TRY(check_left(d));
     RS_TRY(map_states(d));
     RS_TRY(finish_updates(d));
-    t[2] = rs_job_seconds();
+    t[2] = rs_clock_seconds();
     RS_TRY(derive(d));
-    t[3] = rs_job_seconds();
+    t[3] = rs_clock_seconds();
     RS_TRY(delete_lost(d));
     RS_TRY(rs_elastic_delete(d->keeper, -1, d->record.generation));
     *out = (rs_recovery){.step = d->survey.step,
@@ -609,12 +608,12 @@ static rs_status recover_part(dead *d, const rs_recovery *whole, bool teller)
         return rs_error_memory((size_t)world * sizeof *d->lost);
     for (int r = 0; r < world; r++)
         d->lost[r] = d->survey.standings[r].lost;
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     RS_TRY(map_states(d));
     RS_TRY(finish_updates(d));
-    found.update_seconds = rs_job_seconds() - begun;
+    found.update_seconds = rs_clock_seconds() - begun;
     RS_TRY(derive(d));
-    found.derive_seconds = rs_job_seconds() - begun - found.update_seconds;
+    found.derive_seconds = rs_clock_seconds() - begun - found.update_seconds;
     RS_TRY(rs_elastic_delete(d->keeper, -1, d->record.generation));
     if (!teller)
         return RS_OK;

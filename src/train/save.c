@@ -95,7 +95,7 @@ rs_status rs_saver_create(rs_job *job, rs_saver **out)
     s->name = (rs_save_name){.folder = s->folder, .job = job->id};
     /* A state that comes from a checkpoint is saved; one that comes from memory may not be. */
     s->tried = rs_attaches(job) ? -1 : job->step;
-    s->time = rs_job_seconds();
+    s->time = rs_clock_seconds();
     *out = s;
     return RS_OK;
 }
@@ -197,7 +197,7 @@ static void report(rs_saver *s, rs_status status, const char *message)
 {
     rs_job *job = s->job;
     char text[RS_TRAIN_PATH + 1200], bytes[RS_HUMAN], seconds[RS_HUMAN], pause[RS_HUMAN];
-    double all = rs_job_seconds() - s->begun;
+    double all = rs_clock_seconds() - s->begun;
     if (status == RS_OK)
         snprintf(text, sizeof text,
             "saved step %" PRId64 ": %s/step-%08" PRId64 " (%s in %s, training paused for %s)",
@@ -274,7 +274,7 @@ static bool is_due(const rs_saver *s, int64_t step, rs_order_kind kind)
         return false;
     return (kind == RS_ORDER_STOP && o->save_on_exit) ||
            (o->save_every > 0 && step % o->save_every == 0) ||
-           (o->save_minutes > 0 && rs_job_seconds() - s->time >= 60 * o->save_minutes);
+           (o->save_minutes > 0 && rs_clock_seconds() - s->time >= 60 * o->save_minutes);
 }
 
 /* Rank 0's own part before the order: the folder. False: it cannot be, and that was told. */
@@ -282,7 +282,7 @@ static bool prepare(rs_saver *s, int64_t step)
 {
     s->name.step = step;
     s->tried = step;
-    s->time = s->begun = rs_job_seconds();
+    s->time = s->begun = rs_clock_seconds();
     s->taken = s->request_count;
     s->bytes = 0;
     s->worst_pause = 0;
@@ -328,12 +328,12 @@ void rs_saver_ahead(rs_job *job, double seconds)
 {
     rs_saver *s = job->saver;
     const rs_train_options *o = job->options;
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     if (s->ahead || (o->save_every == 0 && o->save_minutes == 0))
         return;
     if (s->copy == NULL && rs_save_reserve(job->state.own, job->rank, &s->copy) != RS_OK)
         s->ahead = true;
-    while (!s->ahead && rs_job_seconds() - begun <= seconds)
+    while (!s->ahead && rs_clock_seconds() - begun <= seconds)
         s->ahead = rs_save_touch(s->copy, TOUCH_BYTES) == 0;
 }
 
@@ -345,7 +345,7 @@ bool rs_saver_written(const rs_saver *s)
 void rs_saver_begin(rs_job *job)
 {
     rs_saver *s = job->saver;
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     s->active = true;
     s->all_written = false;
     s->name.step = job->step;
@@ -353,7 +353,7 @@ void rs_saver_begin(rs_job *job)
     snprintf(s->layout, sizeof s->layout, "%s", job->layout);
     rs_status status =
         rs_save_begin(job->state.own, job->rank, rs_state_memory(&job->state), &s->copy);
-    s->pause = rs_job_seconds() - begun;
+    s->pause = rs_clock_seconds() - begun;
     rs_crash_point("save.begin");
     if (status == RS_OK)
         start(&s->write, write_run, s);

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -90,9 +91,9 @@ static rs_status prepare(rs_job *job, const char *layout)
     rs_layout_format(&n->layout, n->text);
     rs_world_init(&n->world, &n->layout, rs_space_expert_count(job->space), job->comm);
     RS_TRY(rs_state_init(job->space, &n->layout, job->rank, rs_job_mirrors(job), &n->state));
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     RS_TRY(rs_plan_create(job->state.placement, n->state.placement, job->rank, &options, &n->plan));
-    n->plan_seconds = rs_job_seconds() - begun;
+    n->plan_seconds = rs_clock_seconds() - begun;
     if (job->rank == 0)
         RS_TRY(rs_plan_totals_compute(
             job->state.placement, n->state.placement, &options, false, &n->totals));
@@ -109,21 +110,21 @@ static rs_status prepare(rs_job *job, const char *layout)
 void rs_switch_prepare(rs_job *job, const char *layout)
 {
     rs_next *n = &job->next;
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     n->pending = n->prepared = true;
     n->number = ++job->switches;
     n->generation = ++job->last_generation;
     n->status = prepare(job, layout);
     if (n->status != RS_OK)
         snprintf(n->message, sizeof n->message, "%s", rs_error_message());
-    n->prepare_seconds = rs_job_seconds() - begun;
+    n->prepare_seconds = rs_clock_seconds() - begun;
 }
 
 void rs_switch_slice(rs_job *job)
 {
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     rs_world_build(&job->next.world);
-    job->next.prepare_seconds += rs_job_seconds() - begun;
+    job->next.prepare_seconds += rs_clock_seconds() - begun;
 }
 
 /* One piece of the new arena, or of a peer's; false when nothing is left. */
@@ -143,10 +144,10 @@ bool rs_switch_touch(rs_job *job, double seconds)
     rs_next *n = &job->next;
     if (n->status != RS_OK)
         return true;
-    double begun = rs_job_seconds();
-    while (!n->touched && rs_job_seconds() - begun <= seconds)
+    double begun = rs_clock_seconds();
+    while (!n->touched && rs_clock_seconds() - begun <= seconds)
         n->touched = !touch_piece(job);
-    n->prepare_seconds += rs_job_seconds() - begun;
+    n->prepare_seconds += rs_clock_seconds() - begun;
     return n->touched && rs_world_is_built(&n->world);
 }
 
@@ -205,13 +206,13 @@ static void look_at_peak(void *context, int64_t done, int64_t total)
 {
     look *l = context;
     int64_t old, new;
-    double now = rs_job_seconds();
+    double now = rs_clock_seconds();
     if (done < total && (!l->job->options->tight || now < l->run->next_look))
         return;
     if (rs_state_resident(&l->job->state, false, &old) == RS_OK &&
         rs_state_resident(&l->job->next.state, true, &new) == RS_OK)
         l->run->peak = rs_max64(l->run->peak, old + new);
-    double after = rs_job_seconds();
+    double after = rs_clock_seconds();
     l->run->next_look = after + fmax(PEAK_LOOK, 20 * (after - now));
 }
 
@@ -467,22 +468,22 @@ static rs_status run_phases(rs_job *job, running *run)
 {
     rs_train_phases *s = &run->event.seconds;
     double t[5];
-    t[0] = rs_job_seconds();
+    t[0] = rs_clock_seconds();
     RS_TRY(quiesce(job, run));
     RS_TRY(gather_hashes(job, &run->old_hashes));
     RS_TRY(forecast(job, run));
-    t[1] = rs_job_seconds();
+    t[1] = rs_clock_seconds();
     s->quiesce = t[1] - t[0];
     RS_TRY(move(job, run));
-    t[2] = rs_job_seconds();
+    t[2] = rs_clock_seconds();
     s->move = t[2] - t[1];
     RS_TRY(verify(job, run));
-    t[3] = rs_job_seconds();
+    t[3] = rs_clock_seconds();
     s->verify = t[3] - t[2];
     RS_TRY(commit(job, run));
     rs_crash_point("committed");
     close_peers(job);
-    t[4] = rs_job_seconds();
+    t[4] = rs_clock_seconds();
     s->commit = t[4] - t[3];
     return RS_OK;
 }

@@ -93,13 +93,13 @@ static rs_status prepare(rs_job *job, const rs_member_world *world)
 {
     struct rs_takeover *t = job->takeover;
     rs_plan_options options;
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     RS_TRY(rs_estate_open(
         &t->estate, job->keeper, job->space, job->state.placement, world, world->hosts[job->rank]));
     const rs_placement *source = rs_heritage_placement(t->estate.heritage);
     rs_estate_plan_options(&t->estate, &options);
     RS_TRY(rs_plan_create(source, job->state.placement, job->rank, &options, &t->plan));
-    t->plan_seconds = rs_job_seconds() - begun;
+    t->plan_seconds = rs_clock_seconds() - begun;
     if (job->rank == 0)
         RS_TRY(rs_plan_totals_compute(source, job->state.placement, &options, false, &t->totals));
     RS_TRY(open_sources(job));
@@ -122,7 +122,7 @@ rs_status rs_takeover_prepare(rs_job *job)
     if (job->takeover == NULL)
         status = rs_error_memory(sizeof *job->takeover);
     RS_TRY(rs_job_agree(job, status));
-    job->takeover->begun = rs_job_seconds();
+    job->takeover->begun = rs_clock_seconds();
     status = prepare(job, rs_member_world_of(job->options->member));
     rs_crash_point("takeover.made");
     RS_TRY(rs_job_agree(job, status));
@@ -288,16 +288,16 @@ static rs_status pull_state(rs_job *job, const json_t *word, pull *p)
     rs_train_phases *s = &p->event.seconds;
     RS_TRY(rs_job_agree(job, begin_pull(job, word, p)));
     rs_crash_point("takeover.pull");
-    double begun = rs_job_seconds();
+    double begun = rs_clock_seconds();
     RS_TRY(rs_job_agree(job, move(job, p)));
     RS_TRY(await_ferry(job, p));
     if (job->ended)
         return RS_OK;
-    s->move = rs_job_seconds() - begun;
+    s->move = rs_clock_seconds() - begun;
     rs_crash_point("takeover.moved");
-    begun = rs_job_seconds();
+    begun = rs_clock_seconds();
     RS_TRY(verify(job, p));
-    s->verify = rs_job_seconds() - begun;
+    s->verify = rs_clock_seconds() - begun;
     rs_crash_point("takeover.verified");
     RS_TRY(rs_job_agree(job, certify(job, p)));
     rs_crash_point("takeover.certified");
@@ -367,7 +367,7 @@ rs_status rs_takeover_run(rs_job *job)
     json_t *word = NULL;
     rs_status status;
     rs_estate_touch(&t->estate, &job->state.arena, 1);
-    p.event.seconds.prepare = rs_job_seconds() - t->begun;
+    p.event.seconds.prepare = rs_clock_seconds() - t->begun;
     rs_crash_point("takeover.ready");
     RS_TRY_GOTO(
         rs_job_agree(job, job->rank == 0 ? rs_member_tell(member, "ready", NULL) : RS_OK), done);
@@ -425,7 +425,7 @@ static rs_status give(rs_job *job, const uint64_t *words, double paused, double 
     const rs_train_step *last = rs_metrics_last(job->metrics);
     return rs_member_tell(job->options->member, "quiesced",
         json_pack("{s:I,s:f,s:f,s:I,s:o,s:f,s:f,s:f,s:f}", "step", (json_int_t)job->step, "paused",
-            paused, "quiesce", rs_job_seconds() - begun, "scheduled", (json_int_t)job->scheduled,
+            paused, "quiesce", rs_clock_seconds() - begun, "scheduled", (json_int_t)job->scheduled,
             "sums", sums, "loss", last->loss, "grad_norm", last->grad_norm, "lr", last->lr,
             "seconds", last->seconds));
 }
@@ -451,7 +451,7 @@ static rs_status stop_here(rs_job *job, double paused, double begun)
 
 rs_status rs_world_leave(rs_job *job)
 {
-    double begun = rs_job_seconds(), paused = rs_wall_seconds();
+    double begun = rs_clock_seconds(), paused = rs_wall_seconds();
     json_t *word = NULL;
     rs_crash_point("leave.begin");
     if (rs_job_report(job, "switching", "", true) != RS_OK)
