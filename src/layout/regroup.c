@@ -99,7 +99,7 @@ static int compare_places(const void *a, const void *b)
     const rs_shard *y = b;
     if (x->segment != y->segment)
         return rs_compare(x->segment, y->segment);
-    return (x->offset > y->offset) - (x->offset < y->offset);
+    return rs_compare(x->offset, y->offset);
 }
 
 static rs_status regrouped_shards(

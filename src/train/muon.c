@@ -28,6 +28,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "train/comm.h"
 #include "train/group.h"
 #include "train/method.h"
@@ -226,10 +227,10 @@ static int compare_matrices(const void *a, const void *b)
 {
     const matrix *x = a, *y = b;
     if (x->tensor != y->tensor)
-        return x->tensor < y->tensor ? -1 : 1;
+        return rs_compare(x->tensor, y->tensor);
     if (x->layer != y->layer)
-        return x->layer < y->layer ? -1 : 1;
-    return (x->expert > y->expert) - (x->expert < y->expert);
+        return rs_compare(x->layer, y->layer);
+    return rs_compare(x->expert, y->expert);
 }
 
 static const matrix *find_matrix(const team *t, int tensor, int64_t layer, int64_t expert)
