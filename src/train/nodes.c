@@ -11,6 +11,12 @@ int rs_nodes_size(const rs_train_options *options)
     return options->transport == RS_TRANSPORT_MPI ? 1 : options->ranks_per_node;
 }
 
+void rs_nodes_fill(int ranks, int size, int *out)
+{
+    for (int r = 0; r < ranks; r++)
+        out[r] = r / size;
+}
+
 rs_status rs_nodes_suppose(int ranks, int size, int **out)
 {
     *out = NULL;
@@ -19,8 +25,7 @@ rs_status rs_nodes_suppose(int ranks, int size, int **out)
     *out = rs_calloc((size_t)ranks, sizeof **out);
     if (*out == NULL)
         return rs_error_memory((size_t)ranks * sizeof **out);
-    for (int r = 0; r < ranks; r++)
-        (*out)[r] = r / size;
+    rs_nodes_fill(ranks, size, *out);
     return RS_OK;
 }
 

@@ -13,7 +13,10 @@
 /* Ranks of a supposed node; 0: nodes are real hosts. */
 int rs_nodes_size(const rs_train_options *options);
 
-/* The node of each of `ranks` ranks, `size` on each; NULL for size 0. The caller frees `*out`. */
+/* The node of each of `ranks` ranks, `size` > 0 on each. */
+void rs_nodes_fill(int ranks, int size, int *out);
+
+/* The same in memory of its own; NULL for size 0. The caller frees `*out`. */
 rs_status rs_nodes_suppose(int ranks, int size, int **out) RS_MUST_CHECK;
 
 /* A layout's placement, with mirrors where the nodes of its ranks are given; NULL: without. */

@@ -52,8 +52,7 @@ rs_status rs_job_find_nodes(rs_job *job)
                      job->nodes));
     if (size == 0)
         return RS_OK;
-    for (int r = 0; r < job->ranks; r++)
-        job->node_of[r] = r / size;
+    rs_nodes_fill(job->ranks, size, job->node_of);
     job->nodes = job->node_of[job->ranks - 1] + 1;
     return RS_OK;
 }
