@@ -29,6 +29,7 @@
 #include "reshard/move_mpi.h"
 #include "reshard/native.h"
 #include "train/comm.h"
+#include "train/estate.h"
 #include "train/nodes.h"
 #include "train/save.h"
 #include "train/twophase.h"
@@ -182,24 +183,9 @@ static rs_status open_former(rs_job *job, former *f)
 /* The sums of the former state: every rank of this world takes its turn of those of the former. */
 static rs_status sum_former(const rs_job *job, const former *f, uint64_t *words)
 {
-    size_t count = rs_sums_word_count(job->space);
-    uint64_t *mine = rs_calloc(count, sizeof *mine);
-    if (mine == NULL)
-        return rs_error_memory(count * sizeof *mine);
-    rs_status status = RS_OK;
-    for (int r = job->rank; r < f->world && status == RS_OK; r += job->ranks) {
-        rs_sums *sums = NULL;
-        status = rs_sums_create(f->placement, r, &sums);
-        if (status == RS_OK)
-            status = rs_sums_measure(sums, &f->memories[r], true);
-        if (status == RS_OK)
-            status = rs_sums_words(sums, mine);
-        for (size_t i = 0; i < count && status == RS_OK; i++)
-            words[i] += mine[i];
-        rs_sums_destroy(sums);
-    }
-    free(mine);
-    return status;
+    for (int r = job->rank; r < f->world; r += job->ranks)
+        RS_TRY(rs_words_add_memory(f->placement, r, &f->memories[r], words));
+    return RS_OK;
 }
 
 static rs_status pull(const rs_job *job, const former *f, uint64_t *words, int64_t *bytes)

@@ -98,23 +98,8 @@ rs_status rs_estate_lend(void *context, int holder, const rs_memory **out)
 
 rs_status rs_estate_sum(rs_estate *e, int old_rank, uint64_t *words)
 {
-    size_t count = rs_sums_word_count(rs_placement_space(e->old));
-    rs_sums *sums = NULL;
-    uint64_t *one = rs_calloc(count, sizeof *one);
-    rs_status status = one != NULL ? RS_OK : rs_error_memory(count * sizeof *one);
-    if (status == RS_OK)
-        status = map_old(e, old_rank);
-    if (status == RS_OK)
-        status = rs_sums_create(e->old, old_rank, &sums);
-    if (status == RS_OK)
-        status = rs_sums_measure(sums, e->memory[old_rank], true);
-    if (status == RS_OK)
-        status = rs_sums_words(sums, one);
-    for (size_t w = 0; w < count && status == RS_OK; w++)
-        words[w] += one[w];
-    rs_sums_destroy(sums);
-    free(one);
-    return status;
+    RS_TRY(map_old(e, old_rank));
+    return rs_words_add_memory(e->old, old_rank, e->memory[old_rank], words);
 }
 
 /* True if more is left to touch. */
@@ -137,6 +122,26 @@ void rs_estate_touch(rs_estate *e, rs_arena *const *arenas, int count)
         double rest = (rs_clock_seconds() - begun) * (1 / TOUCH_SHARE - 1);
         rs_nap(rest);
     }
+}
+
+rs_status rs_words_add_memory(
+    const rs_placement *placement, int holder, const rs_memory *memory, uint64_t *words)
+{
+    size_t count = rs_sums_word_count(rs_placement_space(placement));
+    rs_sums *sums = NULL;
+    uint64_t *one = rs_calloc(count, sizeof *one);
+    rs_status status = one != NULL ? RS_OK : rs_error_memory(count * sizeof *one);
+    if (status == RS_OK)
+        status = rs_sums_create(placement, holder, &sums);
+    if (status == RS_OK)
+        status = rs_sums_measure(sums, memory, true);
+    if (status == RS_OK)
+        status = rs_sums_words(sums, one);
+    for (size_t w = 0; w < count && status == RS_OK; w++)
+        words[w] += one[w];
+    rs_sums_destroy(sums);
+    free(one);
+    return status;
 }
 
 json_t *rs_words_to_json(const uint64_t *words, size_t count)

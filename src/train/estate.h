@@ -42,12 +42,17 @@ rs_status rs_estate_map(rs_estate *estate, int holder) RS_MUST_CHECK;
 /* The memory of a holder that is mapped. `context`: the estate (rs_move_peer). */
 rs_status rs_estate_lend(void *context, int holder, const rs_memory **out) RS_MUST_CHECK;
 
-/* Adds the sums of an old rank's memory, read where it lies; the words of certificate.h. */
+/* Adds the sums of an old rank's memory, read where it lies, to `words` (certificate.h). */
 rs_status rs_estate_sum(rs_estate *estate, int old_rank, uint64_t *words) RS_MUST_CHECK;
 
 /* Touches `arenas` (`count`; NULL ones are left out), and then what is mapped here, at a pace that
  * leaves time to who trains. */
 void rs_estate_touch(rs_estate *estate, rs_arena *const *arenas, int count);
+
+/* Adds what a holder of a placement contributes to a certificate's words, all read from `memory`.
+ */
+rs_status rs_words_add_memory(const rs_placement *placement, int holder, const rs_memory *memory,
+    uint64_t *words) RS_MUST_CHECK;
 
 /* Words of sums as JSON: an array of hexadecimal texts; and back, added to `words`.
  * RS_ERR_MALFORMED: not `count` of them. */
