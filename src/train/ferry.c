@@ -18,7 +18,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/crash.h"
@@ -213,9 +212,8 @@ static rs_status work(ferry *f)
     rs_crash_point("ferry.ready");
     RS_TRY(rs_comm_agree(f->comm, f->rank == 0 ? rs_member_tell(f->member, "ready", NULL) : RS_OK));
     RS_TRY(rs_member_sleep(f->member, &word));
-    const char *what = json_string_value(json_object_get(word, "do"));
     rs_status status = RS_OK;
-    if (what != NULL && strcmp(what, "pull") == 0)
+    if (rs_member_says(word, "pull"))
         status = carry_and_tell(f, !json_is_array(json_object_get(word, "sums")));
     json_decref(word);
     return status;

@@ -96,6 +96,12 @@ static rs_status begin_beating(rs_member *m)
 
 /* ---- joining ---- */
 
+bool rs_member_says(const json_t *word, const char *what)
+{
+    const char *text = json_string_value(json_object_get(word, "do"));
+    return text != NULL && strcmp(text, what) == 0;
+}
+
 /* `count` numbers; the caller frees `*out`. */
 static rs_status parse_numbers(const json_t *from, const char *key, int count, int **out)
 {
@@ -126,10 +132,8 @@ static rs_status parse_origin(const json_t *from, int ranks, rs_origin *out)
 
 static rs_status parse_world(const json_t *word, rs_member_world *out)
 {
-    const char *what = json_string_value(json_object_get(word, "do"));
     const char *layout = json_string_value(json_object_get(word, "layout"));
-    if (what == NULL || strcmp(what, "join") != 0 || layout == NULL ||
-        strlen(layout) >= sizeof out->layout)
+    if (!rs_member_says(word, "join") || layout == NULL || strlen(layout) >= sizeof out->layout)
         return rs_error_set(RS_ERR_MALFORMED, "the supervisor's first word is no welcome");
     memcpy(out->layout, layout, strlen(layout) + 1);
     out->number = (int)json_integer_value(json_object_get(word, "world"));
@@ -298,8 +302,7 @@ static rs_status next_word(rs_member *m, double seconds, json_t **word)
 {
     for (;;) {
         RS_TRY(rs_link_receive(m->link, seconds, word));
-        const char *what = json_string_value(json_object_get(*word, "do"));
-        if (what == NULL || strcmp(what, "lease") != 0)
+        if (!rs_member_says(*word, "lease"))
             return RS_OK;
         m->lent = json_number_value(json_object_get(*word, "sent"));
         json_decref(*word);

@@ -75,6 +75,9 @@ rs_status rs_member_tell(rs_member *member, const char *what, json_t *members) R
  */
 json_t *rs_member_poll(rs_member *member);
 
+/* True if that is what a word (NULL: none) tells to do. */
+bool rs_member_says(const json_t *word, const char *what);
+
 /* Sleeps until the supervisor speaks: all ranks get the same word. Collective. RS_ERR_PEER: the
  * supervisor is gone. */
 rs_status rs_member_sleep(rs_member *member, json_t **word) RS_MUST_CHECK;

@@ -142,12 +142,6 @@ typedef struct pull {
     rs_train_step last;
 } pull;
 
-static bool says(const json_t *word, const char *what)
-{
-    const char *text = json_string_value(json_object_get(word, "do"));
-    return text != NULL && strcmp(text, what) == 0;
-}
-
 static void end_unwanted(rs_job *job)
 {
     job->ended = true;
@@ -275,7 +269,7 @@ static rs_status await_ferry(rs_job *job, pull *p)
     RS_TRY(rs_member_sleep(job->options->member, &word));
     const json_t *sums = json_object_get(word, "sums");
     rs_status status = RS_OK;
-    if (!says(word, "verify"))
+    if (!rs_member_says(word, "verify"))
         end_unwanted(job);
     else if (json_is_array(sums))
         status = rs_job_agree(job, read_sums(job, sums, p));
@@ -372,7 +366,7 @@ rs_status rs_takeover_run(rs_job *job)
     RS_TRY_GOTO(
         rs_job_agree(job, job->rank == 0 ? rs_member_tell(member, "ready", NULL) : RS_OK), done);
     RS_TRY_GOTO(rs_member_sleep(member, &word), done);
-    if (!says(word, "pull")) {
+    if (!rs_member_says(word, "pull")) {
         end_unwanted(job);
         goto done;
     }
@@ -383,7 +377,7 @@ rs_status rs_takeover_run(rs_job *job)
         status = rs_member_sleep(member, &word);
     if (status != RS_OK || job->ended)
         goto done;
-    if (!says(word, "train")) {
+    if (!rs_member_says(word, "train")) {
         end_unwanted(job);
         goto done;
     }
@@ -466,7 +460,7 @@ rs_status rs_world_leave(rs_job *job)
         return RS_OK;
     }
     rs_crash_point("leave.end");
-    if (status == RS_OK && says(word, "leave"))
+    if (status == RS_OK && rs_member_says(word, "leave"))
         end_unwanted(job);
     json_decref(word);
     if (!job->ended && rs_job_report(job, "training", "", true) != RS_OK)
