@@ -156,15 +156,22 @@ static rs_status check_sources(const dead *d, const rs_placement *all, const rs_
     return status;
 }
 
-static rs_status check_left(dead *d)
+/* Which ranks the survey found nothing of. */
+static rs_status note_lost(dead *d)
 {
-    char who[128], why[800];
-    rs_placement *all = NULL, *left = NULL;
     d->lost = rs_calloc((size_t)d->world, sizeof *d->lost);
     if (d->lost == NULL)
         return rs_error_memory((size_t)d->world * sizeof *d->lost);
     for (int r = 0; r < d->world; r++)
         d->lost[r] = d->survey.standings[r].lost;
+    return RS_OK;
+}
+
+static rs_status check_left(dead *d)
+{
+    char who[128], why[800];
+    rs_placement *all = NULL, *left = NULL;
+    RS_TRY(note_lost(d));
     if (d->survey.lost == 0)
         return RS_OK;
     rs_status status = rs_nodes_placement(d->space, &d->layout, d->record.nodes, &all);
@@ -603,11 +610,7 @@ static rs_status recover_part(dead *d, const rs_recovery *whole, bool teller)
     RS_TRY(rs_elastic_look(d->keeper, d->record.generation, world, &d->survey));
     d->world = world;
     d->survey.step = whole->step;
-    d->lost = rs_calloc((size_t)world, sizeof *d->lost);
-    if (d->lost == NULL)
-        return rs_error_memory((size_t)world * sizeof *d->lost);
-    for (int r = 0; r < world; r++)
-        d->lost[r] = d->survey.standings[r].lost;
+    RS_TRY(note_lost(d));
     double begun = rs_clock_seconds();
     RS_TRY(map_states(d));
     RS_TRY(finish_updates(d));
