@@ -352,8 +352,12 @@ static rs_status find_lost(rs_job *job, bool **out, bool *any)
 {
     bool mine = job->state.arena != NULL && rs_arena_step(job->state.arena) < 0;
     bool *lost = rs_calloc((size_t)job->ranks, sizeof *lost);
-    RS_TRY(rs_job_agree(
-        job, lost != NULL ? RS_OK : rs_error_memory((size_t)job->ranks * sizeof *lost)));
+    rs_status status = rs_job_agree(
+        job, lost != NULL ? RS_OK : rs_error_memory((size_t)job->ranks * sizeof *lost));
+    if (status != RS_OK) {
+        free(lost);
+        return status;
+    }
     MPI_Allgather(&mine, 1, MPI_C_BOOL, lost, 1, MPI_C_BOOL, job->comm);
     *any = false;
     for (int r = 0; r < job->ranks; r++)
@@ -366,12 +370,10 @@ static rs_status find_lost(rs_job *job, bool **out, bool *any)
 static rs_status attach_alike(rs_job *job, int64_t *bytes)
 {
     bool *lost = NULL, any;
-    rs_status status = RS_OK;
     RS_TRY(find_lost(job, &lost, &any));
     job->step = job->options->attach_step;
     rs_crash_step(job->step);
-    if (status == RS_OK && any)
-        status = mend(job, lost, bytes);
+    rs_status status = any ? mend(job, lost, bytes) : RS_OK;
     free(lost);
     return status;
 }
