@@ -56,7 +56,7 @@ static bool has_unlike_roles(const rs_space *space)
     return false;
 }
 
-/* Who mirrors whom. */
+/* Who mirrors whom. A mirror is always on another node, so only ranks of those are asked. */
 static rs_status find_mirrors(rs_state *state, const int *node_of)
 {
     const rs_layout *layout = &state->layout;
@@ -71,7 +71,8 @@ static rs_status find_mirrors(rs_state *state, const int *node_of)
         if (state->mirrored[mesh] == NULL)
             return rs_error_memory((size_t)world * sizeof *state->mirrored[mesh]);
         for (int r = 0; r < world; r++)
-            if (rs_layout_mirror(layout, experts, node_of, r) == state->rank)
+            if (node_of[r] != node_of[state->rank] &&
+                rs_layout_mirror(layout, experts, node_of, r) == state->rank)
                 state->mirrored[mesh][state->mirrored_count[mesh]++] = r;
     }
     return RS_OK;
