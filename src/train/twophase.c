@@ -149,6 +149,15 @@ rs_status rs_twophase_work(const rs_state *state, const rs_optimizer *optimizer,
     return status;
 }
 
+/* Bytes of a piece in the journal at most: of all roles. */
+static int64_t journal_bytes(const rs_space *space, int64_t elements)
+{
+    int64_t bytes = 0;
+    for (int role = 0; role < rs_space_role_count(space); role++)
+        bytes += elements * (int64_t)rs_dtype_size(rs_space_role(space, role)->dtype);
+    return bytes;
+}
+
 static rs_status shape_of(
     const rs_state *state, const rs_optimizer *optimizer, int slots, rs_ledger_shape *out)
 {
@@ -157,7 +166,7 @@ static rs_status shape_of(
     rs_status status = rs_twophase_work(state, optimizer, NULL, &gradients, &directions, &bytes);
     *out = (rs_ledger_shape){.work_bytes = bytes,
         .slots = slots < MAX_SLOTS ? slots : MAX_SLOTS,
-        .slot_bytes = rs_journal_bytes(state->space, RS_UPDATE_PIECE)};
+        .slot_bytes = journal_bytes(state->space, RS_UPDATE_PIECE)};
     rs_runs_fini(&gradients);
     rs_runs_fini(&directions);
     return status;
@@ -246,14 +255,6 @@ void rs_twophase_derived(const rs_state *state, int64_t step)
 }
 
 /* ---- the journal ---- */
-
-int64_t rs_journal_bytes(const rs_space *space, int64_t elements)
-{
-    int64_t bytes = 0;
-    for (int role = 0; role < rs_space_role_count(space); role++)
-        bytes += elements * (int64_t)rs_dtype_size(rs_space_role(space, role)->dtype);
-    return bytes;
-}
 
 /* Where a piece of a role lies whose old bytes have to be kept; NULL: there is none, or it follows
  * from another role. */

@@ -84,10 +84,6 @@ void rs_twophase_derived(const rs_state *state, int64_t step);
 
 /* ---- the journal, for the update ---- */
 
-/* Bytes of a piece of `elements` elements: of all roles that an update changes and that do not
- * follow from others. */
-int64_t rs_journal_bytes(const rs_space *space, int64_t elements);
-
 /* Copies a piece, of `tensor`, between the state and `journal`. */
 void rs_journal_save(
     const rs_state *state, int tensor, int64_t begin, int64_t count, void *journal);
