@@ -282,7 +282,7 @@ static rs_status finish(rs_job *job)
     if (job->outcome == RS_TRAIN_LEFT)
         return RS_OK;
     /* Whoever dies in the last step leaves a state that can be gone on from: all are through it. */
-    RS_TRY(rs_job_agree(job, RS_OK));
+    MPI_Barrier(job->comm);
     RS_TRY(rs_job_agree(job, rs_job_record_remove(job)));
     RS_TRY(rs_job_agree(job, remove_arenas(job)));
     RS_TRY(rs_job_agree(job, rs_job_report(job, states[job->outcome], "", true)));
