@@ -20,7 +20,8 @@ typedef struct rs_convert_options {
     const char *to;         /* "safetensors": a Hugging Face folder of weights; "native": a folder;
                                "torch": one file of torch.save; "deepspeed-universal": a folder
                                with latest_universal and the checkpoint's folder */
-    int64_t shard_bytes;    /* of a file's tensors at most, one tensor more; 0: 5,000,000,000 */
+    int64_t shard_bytes;    /* of a file's tensors at most, one tensor more; 0: 5,000,000,000. Of
+                               safetensors, and of native ones without a layout */
     int64_t memory;         /* for buffers; 0: 256 MiB */
     int threads;            /* 0: as many as pay */
     bool weights_only;      /* weights alone will do, where the format takes the whole state */
@@ -36,7 +37,12 @@ typedef struct rs_convert_options {
                            count; NULL: the source's. native: a file for each rank of it, with what
                            the rank would save; NULL: as one rank's */
     const char *rules;  /* universal: path of a rules file that says how tensors are cut */
-    const char *universal_version;                    /* "0.2" (NULL) or "0.4" */
+    const char *universal_version; /* "0.2" (NULL) or "0.4" */
+    const char *tied; /* second names of tensors: "once" (NULL): the tensor is written under its
+                         first name (torch and universal checkpoints keep the others as names of the
+                         same bytes); "listed": safetensors: and they stand in the file's metadata,
+                         as save_model of the Python package has it; "duplicate": each has bytes of
+                         its own; of weights alone */
     void (*warn)(void *context, const char *warning); /* what is not as one would expect; may be
                                                          NULL. On every rank alike */
     void *warn_context;
@@ -52,7 +58,9 @@ typedef struct rs_convert_report {
     int64_t bytes;      /* of tensors */
     int64_t bytes_read; /* from the files of the source, by all processes, since it was opened */
     int64_t tensors;
-    int64_t skipped; /* entries that the format does not take */
+    int64_t skipped;      /* entries that the format does not take */
+    int64_t second_names; /* of weights, with which was done what `tied` says; 0 where the format
+                             keeps them */
     int files;
     int copied; /* files of configuration and tokenizer; with the next two, of safetensors alone */
     bool lacks_config;

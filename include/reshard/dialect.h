@@ -87,6 +87,13 @@ rs_status rs_dialect_list(
     const rs_dialect *dialect, const rs_space *space, rs_foreign_list *out) RS_MUST_CHECK;
 
 /*
+ * Replaces `*out` by the second names that a tied model has in this dialect, with what they are
+ * names of, as rs_dialect_list has it; none where the space is not known to be tied.
+ */
+rs_status rs_dialect_ties(
+    const rs_dialect *dialect, const rs_space *space, rs_foreign_list *out) RS_MUST_CHECK;
+
+/*
  * What the foreign name `name` is; what libraries that wrap modules put into names is looked
  * through. Release `*out` with rs_foreign_fini. RS_ERR_NOT_FOUND if no rule with tensors of the
  * space matches, or an index lies outside; RS_ERR_MISMATCH as above.

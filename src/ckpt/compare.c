@@ -352,7 +352,7 @@ rs_status rs_compare(const rs_checkpoint *a, const rs_checkpoint *b,
         .context = context};
     rs_status status = rename_sides(&c);
     for (int i = 0; i < 2 && status == RS_OK; i++) {
-        status = rs_logical_make(c.catalog[i], NULL, &c.tensors[i]);
+        status = rs_logical_make(c.catalog[i], NULL, false, &c.tensors[i]);
         c.bytes[i] = rs_calloc((size_t)ELEMENTS, LARGEST);
         if (status == RS_OK && c.bytes[i] == NULL)
             status = rs_error_memory((size_t)ELEMENTS * LARGEST);

@@ -35,9 +35,10 @@ const char *rs_logical_flat_hint(int found_ndim, const int64_t *found, int wante
     return text;
 }
 
-static bool is_taken(const rs_catalog_entry *entry, const char *role)
+static bool is_taken(const rs_catalog_entry *entry, const char *role, bool aliases)
 {
-    return entry->how != RS_ENTRY_ALIAS && (role == NULL || strcmp(entry->is.role, role) == 0);
+    return (aliases || entry->how != RS_ENTRY_ALIAS) &&
+           (role == NULL || strcmp(entry->is.role, role) == 0);
 }
 
 /* What a native checkpoint says of its model, and with which layer a tensor begins. */
@@ -173,19 +174,20 @@ rs_status rs_logical_set_model(rs_catalog *catalog, const rs_space *space)
 rs_status rs_logical_space(const rs_catalog *catalog, const char *role, rs_space **out)
 {
     rs_logical_list list = {0};
-    rs_status status = rs_logical_make(catalog, role, &list);
+    rs_status status = rs_logical_make(catalog, role, false, &list);
     if (status == RS_OK)
         status = rs_logical_list_space(catalog, &list, out);
     rs_logical_fini(&list);
     return status;
 }
 
-rs_status rs_logical_make(const rs_catalog *catalog, const char *role, rs_logical_list *out)
+rs_status rs_logical_make(
+    const rs_catalog *catalog, const char *role, bool aliases, rs_logical_list *out)
 {
     for (size_t i = 0; i < catalog->entries.count; i++) {
         const rs_catalog_entry *entry = rs_catalog_get(catalog, (int)i);
         rs_box whole = rs_box_whole(entry->is.ndim, entry->is.shape);
-        if (is_taken(entry, role))
+        if (is_taken(entry, role, aliases))
             RS_TRY(
                 add(out, entry->is.name, catalog, (int)i, &whole, entry->is.ndim, entry->is.shape));
     }

@@ -32,9 +32,9 @@ void rs_logical_fini(rs_logical_list *list);
 const char *rs_logical_flat_hint(int found_ndim, const int64_t *found, int wanted_ndim,
     const int64_t *wanted, char text[RS_FLAT_HINT]);
 
-/* The stored or derived entries that are no aliases: of `role` (NULL: all). */
+/* The stored or derived entries, second names only with `aliases`: of `role` (NULL: all). */
 rs_status rs_logical_make(
-    const rs_catalog *catalog, const char *role, rs_logical_list *out) RS_MUST_CHECK;
+    const rs_catalog *catalog, const char *role, bool aliases, rs_logical_list *out) RS_MUST_CHECK;
 
 /* The space of a list of the catalog's, whose tensors are whole entries. Axes have no meaning, but
  * for the layers that a native checkpoint tells, whose facts it has too. RS_ERR_UNSUPPORTED names a

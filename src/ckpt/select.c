@@ -2,7 +2,8 @@
  * Choosing what a conversion writes.
  *
  * 1. The whole state has every entry but second names. Weights are the params; a state dict has the
- *    buffers too, which its reader wants.
+ *    buffers too, which its reader wants. Second names of weights are tensors of their own only
+ *    where --tied duplicate asks for it; an optimizer's state, which belongs to the bytes, never.
  * 2. An optimizer's state is never left out unasked: a source without any is refused.
  * 3. Every role keeps its dtype unless --dtype names it; integers keep theirs always.
  * 4. A master is made from a param only where --master-from-param asks for it, only for params that
@@ -151,15 +152,61 @@ static void measure(rs_writing *w)
     w->report.tensors = (int64_t)w->tensors.count;
 }
 
-rs_status rs_select(rs_writing *w, const rs_writer *writer)
+/* What becomes of second names: "once", "listed" or "duplicate". */
+static rs_status check_tied(const rs_writing *w, const rs_writer *writer, bool *duplicate)
 {
-    bool optimizer = false;
-    w->whole = writer->whole && !w->options->weights_only;
-    if (w->options->layout != NULL && !writer->layout)
+    const char *tied = w->options->tied != NULL ? w->options->tied : "once";
+    *duplicate = strcmp(tied, "duplicate") == 0;
+    if (!*duplicate && strcmp(tied, "once") != 0 && strcmp(tied, "listed") != 0)
+        return rs_error_set(
+            RS_ERR_ARGUMENT, "tied \"%s\": must be one of once, listed, duplicate", tied);
+    if (strcmp(tied, "listed") == 0 && !writer->lists_names)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "tied \"listed\": files written as %s have no place for it, those of safetensors have",
+            writer->name);
+    if (*duplicate && w->whole)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "tied \"duplicate\": an optimizer's state is there once: wanted with safetensors, or "
+            "with --weights-only");
+    return RS_OK;
+}
+
+/* Options that what is written has no use for. */
+static rs_status check_options(const rs_writing *w, const rs_writer *writer)
+{
+    const rs_convert_options *o = w->options;
+    if (o->layout != NULL && !writer->layout)
         return rs_error_set(RS_ERR_ARGUMENT,
             "layout \"%s\": what is written as %s is for no layout; native and universal "
             "checkpoints can be for one",
-            w->options->layout, writer->name);
+            o->layout, writer->name);
+    if (o->shard_bytes > 0 && !writer->bounded)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "max-shard-size: what is written as %s is not divided by size; safetensors and native "
+            "checkpoints can be",
+            writer->name);
+    if (o->shard_bytes > 0 && o->layout != NULL)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "max-shard-size: with a layout each of its ranks has one file, of whatever size");
+    return RS_OK;
+}
+
+/* Second names of weights, where the format does not keep them. */
+static void count_second_names(rs_writing *w, const rs_writer *writer)
+{
+    for (size_t i = 0; i < w->catalog->entries.count; i++) {
+        const rs_catalog_entry *entry = rs_catalog_get(w->catalog, (int)i);
+        w->report.second_names += entry->how == RS_ENTRY_ALIAS && !writer->keeps_names &&
+                                  strcmp(entry->is.role, "param") == 0;
+    }
+}
+
+rs_status rs_select(rs_writing *w, const rs_writer *writer)
+{
+    bool optimizer = false, duplicate;
+    w->whole = writer->whole && !w->options->weights_only;
+    RS_TRY(check_options(w, writer));
+    RS_TRY(check_tied(w, writer, &duplicate));
     w->extras = json_deep_copy(w->catalog->extras);
     if (w->extras == NULL)
         return rs_error_memory(1);
@@ -171,8 +218,12 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
     if (writer->whole && !optimizer && !w->options->weights_only)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "the checkpoint has no optimizer state; --weights-only converts its weights alone");
-    RS_TRY(rs_logical_make(w->catalog, NULL, &w->tensors));
+    RS_TRY(rs_logical_make(w->catalog, NULL, duplicate, &w->tensors));
     keep_taken(w, writer);
+    count_second_names(w, writer);
+    if (w->options->tied != NULL && strcmp(w->options->tied, "once") != 0 &&
+        w->report.second_names == 0)
+        rs_writing_warn(w, "tied \"%s\": the source has no second names", w->options->tied);
     if (w->options->master_from_param && w->whole)
         RS_TRY(add_masters(w, optimizer, false));
     else if (writer->masters && w->whole)

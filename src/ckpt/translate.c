@@ -556,6 +556,32 @@ static rs_status keep_others(translation *t)
     return RS_OK;
 }
 
+/* Whether two foreign tensors are the same box of one canonical tensor, turned alike. */
+static bool is_same_box(const rs_foreign *a, const rs_foreign *b)
+{
+    return a->count == 1 && b->count == 1 && a->parts[0].tensor == b->parts[0].tensor &&
+           rs_box_equal(&a->parts[0].box, &b->parts[0].box) && a->ndim == b->ndim &&
+           memcmp(a->parts[0].along, b->parts[0].along,
+               sizeof *a->parts[0].along * (size_t)a->ndim) == 0;
+}
+
+/* The second names that a tied model's weights have. */
+static rs_status add_ties(translation *t, const rs_foreign_list *list)
+{
+    rs_foreign_list ties = {0};
+    rs_status status = rs_dialect_ties(t->dialect, t->space, &ties);
+    for (size_t i = 0; i < ties.count; i++)
+        for (size_t k = 0; k < list->count && status == RS_OK; k++) {
+            if (!is_same_box(&ties.items[i], &list->items[k]))
+                continue;
+            int first = rs_catalog_find(t->to, list->items[k].name, "param");
+            if (first >= 0 && rs_catalog_find(t->to, ties.items[i].name, "param") < 0)
+                status = rs_catalog_alias(t->to, ties.items[i].name, first);
+        }
+    rs_foreign_list_fini(&ties);
+    return status;
+}
+
 static rs_status regroup_out(const translation *t, const rs_foreign_list *list)
 {
     rs_regroup r;
@@ -584,6 +610,8 @@ rs_status rs_translate_out(
     for (int r = 0; r < t.role_count && status == RS_OK; r++)
         for (size_t i = 0; i < list.count && status == RS_OK; i++)
             status = add_foreign(&t, &list.items[i], t.roles[r]);
+    if (status == RS_OK)
+        status = add_ties(&t, &list);
     if (status == RS_OK)
         status = keep_others(&t);
     if (status == RS_OK)

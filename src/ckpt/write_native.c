@@ -378,5 +378,10 @@ static void fini(rs_writing *w)
     free(o);
 }
 
-const rs_writer rs_writer_native = {
-    .name = "native", .whole = true, .layout = true, .plan = plan, .finish = finish, .fini = fini};
+const rs_writer rs_writer_native = {.name = "native",
+    .whole = true,
+    .layout = true,
+    .bounded = true,
+    .plan = plan,
+    .finish = finish,
+    .fini = fini};

@@ -37,9 +37,49 @@ static rs_status enter(rs_writing *w, size_t first, size_t end, const char *file
     return RS_OK;
 }
 
+/* The notes of the file with tensors first .. end - 1: its format, and second names of its tensors
+ * where they are to be listed. free() them. */
+static rs_status make_notes(
+    const rs_writing *w, size_t first, size_t end, rs_safetensors_note **out, size_t *count)
+{
+    const rs_catalog *catalog = w->catalog;
+    bool listed = w->options->tied != NULL && strcmp(w->options->tied, "listed") == 0;
+    size_t most = 1 + (listed ? catalog->entries.count : 0);
+    rs_safetensors_note *notes = rs_calloc(most, sizeof *notes);
+    if (notes == NULL)
+        return rs_error_memory(most * sizeof *notes);
+    notes[0] = (rs_safetensors_note){"format", "pt"};
+    *count = 1;
+    for (size_t i = 0; listed && i < catalog->entries.count; i++) {
+        const rs_catalog_entry *second = rs_catalog_get(catalog, (int)i), *kept = second;
+        while (kept->how == RS_ENTRY_ALIAS)
+            kept = rs_catalog_get(catalog, kept->source);
+        if (kept == second || strcmp(kept->is.role, "param") != 0)
+            continue;
+        for (size_t t = first; t < end; t++)
+            if (rs_catalog_get(catalog, w->tensors.items[t].id) == kept)
+                notes[(*count)++] =
+                    (rs_safetensors_note){second->is.name, w->tensors.items[t].name};
+    }
+    *out = notes;
+    return RS_OK;
+}
+
+/* One file with tensors first .. end - 1. */
+static rs_status plan_file(rs_writing *w, const rs_logical *const *tensors,
+    const char *const *names, size_t first, size_t end)
+{
+    rs_safetensors_note *notes = NULL;
+    size_t count = 0;
+    RS_TRY(make_notes(w, first, end, &notes, &count));
+    rs_status status = rs_safetensors_output(
+        &w->output, tensors + first, names + first, end - first, notes, count, 0, NULL);
+    free(notes);
+    return status;
+}
+
 static rs_status plan(rs_writing *w)
 {
-    static const rs_safetensors_note note = {"format", "pt"};
     int files = 0, number = 0;
     char file[64];
     rs_status status = RS_OK;
@@ -61,9 +101,7 @@ static rs_status plan(rs_writing *w)
         else
             snprintf(file, sizeof file, "model-%05d-of-%05d.safetensors", ++number, files);
         RS_TRY_GOTO(rs_output_file(&w->output, file), out);
-        RS_TRY_GOTO(
-            rs_safetensors_output(&w->output, tensors + i, names + i, end - i, &note, 1, 0, NULL),
-            out);
+        RS_TRY_GOTO(plan_file(w, tensors, names, i, end), out);
         RS_TRY_GOTO(enter(w, i, end, file), out);
     }
 out:
@@ -96,5 +134,10 @@ static void fini(rs_writing *w)
     json_decref(w->own);
 }
 
-const rs_writer rs_writer_safetensors = {
-    .name = "safetensors", .foreign = true, .plan = plan, .finish = finish, .fini = fini};
+const rs_writer rs_writer_safetensors = {.name = "safetensors",
+    .foreign = true,
+    .bounded = true,
+    .lists_names = true,
+    .plan = plan,
+    .finish = finish,
+    .fini = fini};

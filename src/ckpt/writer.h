@@ -35,12 +35,15 @@ typedef struct rs_writing {
 
 typedef struct rs_writer {
     const char *name;
-    bool whole;   /* takes the optimizer's state; else params alone */
-    bool layout;  /* can be for a layout that is asked for */
-    bool masters; /* wants masters of float32 params too */
-    bool buffers; /* of weights alone: with the buffers */
-    bool foreign; /* under other people's names, where the source has the trainer's own */
-    bool file;    /* the target is one file, `name`; else the folder */
+    bool whole;       /* takes the optimizer's state; else params alone */
+    bool layout;      /* can be for a layout that is asked for */
+    bool masters;     /* wants masters of float32 params too */
+    bool buffers;     /* of weights alone: with the buffers */
+    bool foreign;     /* under other people's names, where the source has the trainer's own */
+    bool file;        /* the target is one file, `name`; else the folder */
+    bool bounded;     /* divides tensors over files of a bounded size */
+    bool keeps_names; /* keeps second names, as names of the same bytes */
+    bool lists_names; /* can list them beside the tensors (rs_convert_options, `tied`) */
     /* Fills in the output. Every process of a group makes the same. */
     rs_status (*plan)(rs_writing *w);
     /* The checksums of the output's file of that number are known: fills its rooms

@@ -15,7 +15,7 @@
 
 typedef struct convert_args {
     const char *source, *target, *to, *format, *rules, *dtype, *layout, *version;
-    const char *dialect, *from, *model, *hub;
+    const char *dialect, *from, *model, *hub, *tied;
     int64_t shard, memory;
     bool weights_only, masters, force, dry_run, json;
 } convert_args;
@@ -39,7 +39,12 @@ static const cli_option options[] = {
         .target = offsetof(convert_args, layout)},
     {CLI_CHOICE, "universal-version", "V", "deepspeed-universal: of the format", "0.2",
         .target = offsetof(convert_args, version), .choices = "0.2|0.4"},
-    {CLI_BYTES, "max-shard-size", "SIZE", "of a file's tensors, one tensor more", "5GB",
+    {CLI_CHOICE, "tied", "HOW",
+        "second names of tied tensors. once: not written twice; listed: safetensors: named in the "
+        "metadata; duplicate: weights with bytes of their own",
+        "once", .target = offsetof(convert_args, tied), .choices = "once|listed|duplicate"},
+    {CLI_BYTES, "max-shard-size", "SIZE",
+        "safetensors, native without --layout: of a file's tensors, one tensor more; unset: 5GB",
         .target = offsetof(convert_args, shard), .minimum = 1},
     {CLI_BYTES, "memory", "SIZE", "for buffers", "256MiB", .target = offsetof(convert_args, memory),
         .minimum = 1 << 20},
@@ -93,6 +98,12 @@ static void print_report(
     printf("\n");
     if (r->skipped > 0)
         printf("%" PRId64 " entries of other roles are left out\n", r->skipped);
+    if (r->second_names > 0)
+        printf("%" PRId64 " second name%s of tied tensors %s\n", r->second_names,
+            r->second_names == 1 ? "" : "s",
+            strcmp(args->tied, "listed") == 0      ? "listed in the metadata"
+            : strcmp(args->tied, "duplicate") == 0 ? "written with bytes of their own"
+                                                   : "left out (--tied)");
     if (r->copied > 0)
         printf("%d file%s of configuration and tokenizer %s from %s\n", r->copied,
             r->copied == 1 ? "" : "s", args->dry_run ? "would be copied" : "copied", args->hub);
@@ -150,6 +161,7 @@ static rs_status convert(
         .layout = args->layout,
         .rules = args->rules,
         .universal_version = args->version,
+        .tied = args->tied,
         .warn = warn,
         .warn_context = warnings,
         .hub = args->hub,
@@ -179,10 +191,11 @@ static int print_json(const cli_command *command, const convert_args *args,
     const rs_convert_report *report, json_t *warnings, double seconds)
 {
     return cli_print_json(command,
-        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:i,s:O,s:i,s:b,s:b,s:f}", "target", args->target,
-            "format", args->to, "dry_run", args->dry_run, "tensors", (json_int_t)report->tensors,
-            "bytes", (json_int_t)report->bytes, "bytes_read", (json_int_t)report->bytes_read,
-            "left_out", (json_int_t)report->skipped, "files", report->files, "warnings", warnings,
+        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:i,s:O,s:i,s:b,s:b,s:f}", "target",
+            args->target, "format", args->to, "dry_run", args->dry_run, "tensors",
+            (json_int_t)report->tensors, "bytes", (json_int_t)report->bytes, "bytes_read",
+            (json_int_t)report->bytes_read, "left_out", (json_int_t)report->skipped, "second_names",
+            (json_int_t)report->second_names, "files", report->files, "warnings", warnings,
             "copied", report->copied, "lacks_config", report->lacks_config, "lacks_tokenizer",
             report->lacks_tokenizer, "seconds", seconds));
 }

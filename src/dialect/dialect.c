@@ -344,6 +344,24 @@ fail:
     return status;
 }
 
+rs_status rs_dialect_ties(const rs_dialect *dialect, const rs_space *space, rs_foreign_list *out)
+{
+    const char *tied = rs_space_fact(space, "tied");
+    rs_foreign_list list = {0};
+    rs_status status = RS_OK;
+    for (size_t i = 0; i < dialect->rule_count && tied != NULL && strcmp(tied, "true") == 0; i++) {
+        use u = {.dialect = dialect, .space = space, .rule = &dialect->rules[i]};
+        if (u.rule->tied && holds(u.rule, space) && find_parts(&u, -1))
+            RS_TRY_GOTO(list_rule(&u, &list), fail);
+    }
+    rs_foreign_list_fini(out);
+    *out = list;
+    return RS_OK;
+fail:
+    rs_foreign_list_fini(&list);
+    return status;
+}
+
 /* ---- reading names ---- */
 
 /* Reads a number as write_name writes it; NULL if there is none. */

@@ -245,9 +245,10 @@ static rs_status read_rule(reading *r, json_t *object, rule *out)
         return bad(r, "a rule has no \"name\"");
     r->where = name;
     RS_TRY(check_keys(r, object, known));
-    if (alias != NULL && !json_is_boolean(alias))
-        return bad(r, "\"alias\" must be true or false");
-    out->alias = json_is_true(alias);
+    out->tied = json_is_string(alias) && strcmp(json_string_value(alias), "tied") == 0;
+    if (alias != NULL && !json_is_boolean(alias) && !out->tied)
+        return bad(r, "\"alias\" must be true, false or \"tied\"");
+    out->alias = out->tied || json_is_true(alias);
     RS_TRY(read_parts(r, object, out));
     RS_TRY(read_order(r, object, out));
     RS_TRY(read_groups(r, object, out));

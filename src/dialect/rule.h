@@ -41,6 +41,7 @@ typedef struct rule {
     pattern name;
     bool identity;      /* every tensor of the space that no other rule names, under its own name */
     bool alias;         /* never written */
+    bool tied;          /* an alias that a tied model has itself, as a second name */
     const char **parts; /* canonical names */
     size_t part_count;
     int along;               /* foreign dimension along which parts stand behind each other */

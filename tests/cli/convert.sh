@@ -104,6 +104,9 @@ expect 0 '^equal: 11 tensors' verify fromhf cvjob/checkpoints/step-00000002 --ro
 # Sizes with units; nothing but the right words.
 expect 0 'in [0-9]+ files' convert cvjob hf --to safetensors --force --max-shard-size 1MB --memory 1MiB
 refuse 2 '--memory: wanted bytes from 1048576 on, or with a unit' convert cvjob hf2 --to native --memory 1KiB
+refuse 2 'with a layout each of its ranks has one file' convert cvjob hf2 --to native --layout dp=2,zero=1 --max-shard-size 1MB
+refuse 2 'torch is not divided by size' convert cvjob hf2 --to torch --max-shard-size 1MB
+check "nothing was made of it" test ! -e hf2
 refuse 2 'found .5XB' convert cvjob hf2 --to native --max-shard-size 5XB
 holds 'j["bytes_read"] == j["bytes"]' convert cvjob again2 --to native --json
 

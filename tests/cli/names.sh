@@ -72,6 +72,19 @@ holds 'j["lacks_tokenizer"] and not j["lacks_config"] and j["copied"] == 1' \
 refuse 2 'nowhere: is no folder' convert own other --to safetensors --hf-from nowhere
 check "nothing is left" bash -c "test ! -e other -a ! -e other.tmp-reshard"
 expect 0 '^equal: 28 tensors' verify gpt2 back --roles param
+# C09: the model is tied: what its output layer is called, where that name is wanted too.
+expect 0 '^1 second name of tied tensors left out \(--tied\)$' convert own once --to safetensors
+expect 0 'wrote twice: 29 tensors' convert own twice --to safetensors --tied duplicate
+expect 0 '^equal: 20 tensors' verify own twice --roles param
+holds '(lambda n: n["lm_head.weight"]["shape"] == n["transformer.wte.weight"]["shape"] and
+    "alias_of" not in n["lm_head.weight"])({t["name"]: t for t in j["tensors"]})' inspect twice --json
+holds 'j["second_names"] == 1 and j["tensors"] == 28' convert own listed --to safetensors --tied listed --json
+holds '[t["alias_of"] for t in j["tensors"] if t["name"] == "lm_head.weight"] == ["transformer.wte.weight"]' \
+    inspect listed --json
+refuse 2 'tied "listed": files written as torch' convert own no.pt --to torch --weights-only --tied listed
+refuse 2 "tied: wanted one of once.listed.duplicate, found 'both'" convert own no --to safetensors --tied both
+expect 0 'warning: tied "duplicate": the source has no second names' \
+    convert bare.safetensors none --to safetensors --tied duplicate
 expect 0 '^equal: 20 tensors' verify own bare.safetensors
 expect 1 'only in the first' verify gpt2 bare.safetensors
 expect 0 '^equal: 20 tensors' verify gpt2 bare.safetensors --model gpt2

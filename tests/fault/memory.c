@@ -105,6 +105,7 @@ static void test_written(void **state)
     (void)state;
     char root[] = "/dev/shm/fault-memory-XXXXXX", path[64];
     static const char *const formats[] = {"native", "safetensors", "torch"};
+    static const int64_t shards[] = {5000, 5000, 0};
     rs_checkpoint *source;
     if (access(FIXTURES, F_OK) != 0)
         skip();
@@ -112,7 +113,7 @@ static void test_written(void **state)
     assert_int_equal(
         rs_checkpoint_open(FIXTURES "deepspeed/z3-bf16-w4/checkpoint", NULL, &source), RS_OK);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        rs_convert_options how = {.to = formats[i], .shard_bytes = 5000};
+        rs_convert_options how = {.to = formats[i], .shard_bytes = shards[i]};
         snprintf(path, sizeof path, "%s/%s", root, formats[i]);
         assert_int_equal(rs_convert(source, path, &how, NULL), RS_OK);
         fail_everywhere(path);
@@ -127,6 +128,7 @@ static void test_conversions(void **state)
     (void)state;
     char root[] = "/dev/shm/fault-memory-XXXXXX", path[64], aside[96];
     static const char *const formats[] = {"native", "safetensors", "torch"};
+    static const int64_t shards[] = {5000, 5000, 0};
     rs_checkpoint *source;
     if (access(FIXTURES, F_OK) != 0)
         skip();
@@ -134,7 +136,7 @@ static void test_conversions(void **state)
     assert_int_equal(
         rs_checkpoint_open(FIXTURES "deepspeed/z3-bf16-w4/checkpoint", NULL, &source), RS_OK);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        rs_convert_options how = {.to = formats[i], .shard_bytes = 5000, .threads = 2};
+        rs_convert_options how = {.to = formats[i], .shard_bytes = shards[i], .threads = 2};
         snprintf(path, sizeof path, "%s/%s", root, formats[i]);
         snprintf(aside, sizeof aside, "%s.tmp-reshard", path);
         rs_status status = RS_ERR_NO_MEMORY;

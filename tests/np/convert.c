@@ -77,7 +77,7 @@ static bool always(void *context)
 static rs_status convert(const char *to, const char *where, bool together, bool stop)
 {
     rs_convert_options how = {.to = to,
-        .shard_bytes = 300000,
+        .shard_bytes = strcmp(to, "native") == 0 || strcmp(to, "safetensors") == 0 ? 300000 : 0,
         .memory = 1 << 17,
         .threads = together ? 2 : 1,
         .group = together ? &group : NULL,

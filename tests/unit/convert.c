@@ -78,7 +78,9 @@ static void remove_target(void)
 
 static rs_status convert(const char *to, bool force)
 {
-    rs_convert_options how = {.to = to, .force = force, .shard_bytes = 1500, .threads = 1};
+    bool bounded = strcmp(to, "native") == 0 || strcmp(to, "safetensors") == 0;
+    rs_convert_options how = {
+        .to = to, .force = force, .shard_bytes = bounded ? 1500 : 0, .threads = 1};
     rs_checkpoint *checkpoint;
     OK(rs_checkpoint_open(source, NULL, &checkpoint));
     rs_status status = rs_convert(checkpoint, target, &how, NULL);
