@@ -2,43 +2,44 @@
 # Talking to a running job: status, switch, stop.
 set -u
 . "$(dirname "$0")/lib.sh"
+job_name=clictl$$
 
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 4 --micro-batch 2)
 
-"$reshard" "${train[@]}" --layout tp=2 --steps 100000 --ranks 2 --job clictl >train.log 2>&1 &
+"$reshard" "${train[@]}" --layout tp=2 --steps 100000 --ranks 2 --job "$job_name" >train.log 2>&1 &
 job=$!
-until_true 60 is_at clictl 1
+until_true 60 is_at "$job_name" 1
 verdict "the job begins" $? "$(tail -5 train.log)"
 
 holds 'j["running"] and j["state"] == "training" and j["layout"] == "tp=2" and j["ranks"] == 2 and
-    j["loss"] > 0 and j["switches"] == []' status clictl --json
-expect 0 'clictl on .*: training' status clictl
-expect 0 'tokens/s' status clictl
-refuse 1 'clictl is in use by process' "${train[@]}" --layout tp=2 --steps 2 --job clictl
+    j["loss"] > 0 and j["switches"] == []' status "$job_name" --json
+expect 0 "$job_name on .*: training" status "$job_name"
+expect 0 'tokens/s' status "$job_name"
+refuse 1 "$job_name is in use by process" "${train[@]}" --layout tp=2 --steps 2 --job "$job_name"
 check "the job goes on" kill -0 $job
 
-expect 0 'being prepared' switch clictl pp=2 --no-wait
-expect 1 'a switch to pp=2 is under way' switch clictl dp=2
-until_true 30 bash -c "'$reshard' status clictl --json | grep -q '\"layout\": \"pp=2\"'"
+expect 0 'being prepared' switch "$job_name" pp=2 --no-wait
+expect 1 'a switch to pp=2 is under way' switch "$job_name" dp=2
+until_true 30 bash -c "'$reshard' status $job_name --json | grep -q '\"layout\": \"pp=2\"'"
 verdict "the first of two switches is done" $? "$(tail -5 train.log)"
-expect 0 '^switched after step [0-9]+: pp=2 -> tp=2' switch clictl tp=2
-expect 0 '^switched after step [0-9]+: tp=2 -> dp=2,zero=1' switch clictl dp=2,zero=1
-expect 0 'certificate +ok' switch clictl pp=2
+expect 0 '^switched after step [0-9]+: pp=2 -> tp=2' switch "$job_name" tp=2
+expect 0 '^switched after step [0-9]+: tp=2 -> dp=2,zero=1' switch "$job_name" dp=2,zero=1
+expect 0 'certificate +ok' switch "$job_name" pp=2
 holds 'j["state"] == "done" and j["to"] == "tp=2" and j["bytes_moved"] == j["bytes_minimum"]' \
-    switch clictl tp=2 --json
-expect 2 'already' switch clictl tp=2
-refuse 2 'tpp' switch clictl tpp=2
-refuse 2 'pp' switch clictl pp=9
+    switch "$job_name" tp=2 --json
+expect 2 'already' switch "$job_name" tp=2
+refuse 2 'tpp' switch "$job_name" tpp=2
+refuse 2 'pp' switch "$job_name" pp=9
 holds 'j["layout"] == "tp=2" and [s["to"] for s in j["switches"]] ==
     ["pp=2", "tp=2", "dp=2,zero=1", "pp=2", "tp=2"]' \
-    status clictl --json
+    status "$job_name" --json
 
-expect 0 'the job has stopped' stop clictl
+expect 0 'the job has stopped' stop "$job_name"
 wait $job
 verdict "reshard train ends with 0 when asked to stop" $? "$(tail -5 train.log)"
 grep -qE '^stopped after step [0-9]+' train.log
 verdict "it says where it stopped" $? "$(tail -5 train.log)"
-expect 0 'clictl on .*: stopped' status clictl
-check_clean clictl
+expect 0 "$job_name on .*: stopped" status "$job_name"
+check_clean "$job_name"
 finish

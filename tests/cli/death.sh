@@ -4,6 +4,10 @@
 set -u
 . "$(dirname "$0")/lib.sh"
 
+for name in kill zero launch int term hang grace user nan lost orphan; do
+    declare "$name=cli$name$$"
+done
+
 seq 1 6000 >data
 train=(train --model llama-tiny --data data --seq 32 --global-batch 4 --micro-batch 2 --layout tp=2
     --steps 100000 --max-restarts 0)
@@ -42,101 +46,101 @@ kept() {
     check_clean "$1"
 }
 
-begin clikill
-refuse 1 'job directory clikill is in use' clean clikill
-kill -9 "$(rank_process clikill 1)"
-ends clikill 1 15 '^reshard train: rank 1 \(process [0-9]+ on [^ ]+\) (was killed by signal 9 \(Killed\)|died) after step [0-9]+'
-[ "$(grep -c '^reshard train: ' clikill.log)" -eq 1 ] && ! grep -qE -- '-----|=====' clikill.log
-verdict "one line, no banners" $? "$(tail -20 clikill.log)"
-expect 0 'it was killed|failed' status clikill
-kept clikill
+begin "$kill"
+refuse 1 "job directory $kill is in use" clean "$kill"
+kill -9 "$(rank_process "$kill" 1)"
+ends "$kill" 1 15 '^reshard train: rank 1 \(process [0-9]+ on [^ ]+\) (was killed by signal 9 \(Killed\)|died) after step [0-9]+'
+[ "$(grep -c '^reshard train: ' "$kill.log")" -eq 1 ] && ! grep -qE -- '-----|=====' "$kill.log"
+verdict "one line, no banners" $? "$(tail -20 "$kill.log")"
+expect 0 'it was killed|failed' status "$kill"
+kept "$kill"
 
-begin clizero
-kill -SEGV "$(rank_process clizero 0)"
-ends clizero 1 15 '^reshard train: rank 0 .* was killed by signal 11 \(Segmentation fault\)'
-kept clizero
+begin "$zero"
+kill -SEGV "$(rank_process "$zero" 0)"
+ends "$zero" 1 15 '^reshard train: rank 0 .* was killed by signal 11 \(Segmentation fault\)'
+kept "$zero"
 
-begin clilaunch
+begin "$launch"
 kill -9 "$(pgrep -P $job)"
-ends clilaunch 1 15 '^reshard train: the launcher \(process [0-9]+\) was killed by signal 9'
-kept clilaunch
+ends "$launch" 1 15 '^reshard train: the launcher \(process [0-9]+\) was killed by signal 9'
+kept "$launch"
 
-begin cliint
+begin "$int"
 kill -INT $job
-ends cliint 130 30 '^(stopped|terminated) after step [0-9]+'
-check_clean cliint
+ends "$int" 130 30 '^(stopped|terminated) after step [0-9]+'
+check_clean "$int"
 
-begin cliterm
+begin "$term"
 kill -TERM $job
-ends cliterm 75 30 '^(stopped|terminated) after step [0-9]+'
-check_clean cliterm
+ends "$term" 75 30 '^(stopped|terminated) after step [0-9]+'
+check_clean "$term"
 
 # Twice: at once, though a rank hangs.
-begin clihang
-kill -STOP "$(rank_process clihang 0)"
+begin "$hang"
+kill -STOP "$(rank_process "$hang" 0)"
 kill -INT $job
-sleep 0.5
+until_true 10 grep -q 'once more: at once' "$hang.log"
 kill -INT $job
-ends clihang 130 20 'once more: at once'
-check_clean clihang
+ends "$hang" 130 20 'once more: at once'
+check_clean "$hang"
 
 # Told to end in time, and a rank does not: at once when the time is over.
-begin cligrace --grace 1
-kill -STOP "$(rank_process cligrace 1)"
+begin "$grace" --grace 1
+kill -STOP "$(rank_process "$grace" 1)"
 kill -USR1 $job
-ends cligrace 138 20 'the step has not ended within 1 s \(--grace\): at once'
-check_clean cligrace
+ends "$grace" 138 20 'the step has not ended within 1 s \(--grace\): at once'
+check_clean "$grace"
 
 # SIGUSR1: the step ends, the state is saved, and 75 asks to be started again.
-begin cliuser
+begin "$user"
 kill -USR1 $job
-ends cliuser 75 30 '^(stopped|terminated) after step [0-9]+'
-check_clean cliuser
-last=$(sed 's/^step-0*//' cliuser/checkpoints/latest)
-grep -q "^\(stopped\|terminated\) after step $last" cliuser.log
-verdict "the last step is saved" $? "$(tail -3 cliuser.log)"
-expect 0 "goes on from step $last" train --resume cliuser --steps $((last + 2)) --override steps
+ends "$user" 75 30 '^(stopped|terminated) after step [0-9]+'
+check_clean "$user"
+last=$(sed 's/^step-0*//' "$user/checkpoints/latest")
+grep -q "^\(stopped\|terminated\) after step $last" "$user.log"
+verdict "the last step is saved" $? "$(tail -3 "$user.log")"
+expect 0 "goes on from step $last" train --resume "$user" --steps $((last + 2)) --override steps
 
 # A failure of the job's own leaves nothing either.
-expect 1 'is not finite' "${train[@]}" --job clinan --lr 9e5 --warmup 0
-[ ! -f clinan/state.json ]
+expect 1 'is not finite' "${train[@]}" --job "$nan" --lr 9e5 --warmup 0
+[ ! -f "$nan/state.json" ]
 verdict "a job that failed has no record" $?
-check_clean clinan
+check_clean "$nan"
 
 # The supervisor itself: its ranks keep the state until somebody takes over, and end then.
-begin clilost
+begin "$lost"
 kill -9 $job
 wait $job 2>/dev/null
 sleep 2
-compgen -G "/dev/shm/reshard-clilost-*.ledger" >/dev/null
+compgen -G "/dev/shm/reshard-$lost-*.ledger" >/dev/null
 verdict "the state of a job without supervisor is there" $? "$(ls /dev/shm)"
 steps() {
     python3 -c "
 import json
 print([l['step'] for l in map(json.loads, open('$1/metrics.jsonl')) if 'event' not in l])"
 }
-last=$(($(steps clilost | tr -d '[],' | wc -w)))
-expect 0 "going on from it" train --resume clilost --steps $((last + 5)) --override steps
-[ "$(steps clilost)" = "$(python3 -c "print(list(range(1, $last + 6)))")" ]
-verdict "every step of clilost exactly once" $? "$(steps clilost | tail -c 200)"
-until_true 30 bash -c "! pgrep -f -- '--job clilost( |\$)'"
-verdict "the old ranks have ended" $? "$(pgrep -af clilost)"
-expect 0 'no job runs in clilost' stop clilost
-check_clean clilost
+last=$(($(steps "$lost" | tr -d '[],' | wc -w)))
+expect 0 "going on from it" train --resume "$lost" --steps $((last + 5)) --override steps
+[ "$(steps "$lost")" = "$(python3 -c "print(list(range(1, $last + 6)))")" ]
+verdict "every step of $lost exactly once" $? "$(steps "$lost" | tail -c 200)"
+until_true 30 bash -c "! pgrep -f -- '--job $lost( |\$)'"
+verdict "the old ranks have ended" $? "$(pgrep -af "$lost")"
+expect 0 "no job runs in $lost" stop "$lost"
+check_clean "$lost"
 
 # Nobody takes over: the ranks save and remove the state in time.
 begin_orphan() {
-    "$reshard" "${train[@]}" --job cliorphan --orphan-timeout 0.05 >cliorphan.log 2>&1 &
+    "$reshard" "${train[@]}" --job "$orphan" --orphan-timeout 0.05 >"$orphan.log" 2>&1 &
     job=$!
-    until_true 60 is_at cliorphan 1
+    until_true 60 is_at "$orphan" 1
 }
 begin_orphan
 kill -9 $job
 wait $job 2>/dev/null
-until_true 30 bash -c "! pgrep -f -- '--job cliorphan( |\$)'"
-verdict "orphans end after their time" $? "$(pgrep -af cliorphan)"
-[ ! -f cliorphan/state.json ] && [ -f cliorphan/checkpoints/latest ]
-verdict "they have saved, and kept nothing in memory" $? "$(ls -R cliorphan /dev/shm | tail -30)"
-expect 0 'nothing of cliorphan is left' clean cliorphan
-check_clean cliorphan
+until_true 30 bash -c "! pgrep -f -- '--job $orphan( |\$)'"
+verdict "orphans end after their time" $? "$(pgrep -af "$orphan")"
+[ ! -f "$orphan/state.json" ] && [ -f "$orphan/checkpoints/latest" ]
+verdict "they have saved, and kept nothing in memory" $? "$(ls -R "$orphan" /dev/shm | tail -30)"
+expect 0 "nothing of $orphan is left" clean "$orphan"
+check_clean "$orphan"
 finish

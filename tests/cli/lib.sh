@@ -1,12 +1,32 @@
 # shellcheck shell=bash
 # The runner of the command's tests; sourced by each with the path of the command as $1. A test is a command
-# line, the exit code that it must have, and a pattern (grep -E) that its output must match.
+# line, the exit code that it must have, and a pattern (grep -E) that its output must match. However a test ends,
+# what it started ends too: a job's processes are known by their folder, which is the test's own.
 
 reshard=$1
 work=$(mktemp -d)
 passed=0
 failed=0
-trap 'rm -rf "$work"' EXIT
+in_work() {
+    find /proc/[0-9]*/cwd -maxdepth 0 -lname "$work*" 2>/dev/null | cut -d/ -f3
+}
+tidy() {
+    local status=$? job try
+    cd / || return
+    for try in 1 2 3 4 5; do
+        in_work | xargs -r kill -9 2>/dev/null
+        [ -n "$(in_work)" ] || break
+        sleep 0.2
+    done
+    for job in "$work"/*/job.json; do
+        [ ! -f "$job" ] || timeout 60 "$reshard" clean "${job%/*}" >/dev/null 2>&1
+    done
+    ! mountpoint -q "$work/small" || umount -l "$work/small"
+    rm -rf "$work"
+    # What failed counts, wherever the test ended.
+    [ $status -ne 0 ] || [ $failed -eq 0 ] || exit 1
+}
+trap tidy EXIT
 cd "$work" || exit 1
 
 # What jobs have in shared memory, and their launchers in the temporary folder.
@@ -131,15 +151,21 @@ rank_process() {
     cut -d' ' -f1 "$1/ranks/$world-$2"
 }
 
-# goes_on NAME WHAT WORLD: the job makes steps again, in the world of this number.
+# goes_on NAME WHAT WORLD [SECONDS]: the job makes steps again, in the world of this number.
 goes_on() {
     local step
     step=$(status_of "$1" 'j["step"]')
-    until_true 30 bash -c "[ \"\$('$reshard' status $1 --json | python3 -c '
+    until_true "${4:-30}" bash -c "[ \"\$('$reshard' status $1 --json | python3 -c '
 import json, sys
 j = json.load(sys.stdin)
 print(j[\"step\"] > $step + 2 and j[\"worlds\"][0][\"world\"] == $3)')\" = True ]"
     verdict "$2: the job goes on" $? "$(tail -5 "$1.log"; cat "$1/worlds.json")"
+}
+
+# small_room SIZE: the folder "small" is a memory file system of this size; without the right to mount one, false.
+small_room() {
+    mkdir -p small && mount -t tmpfs -o size="$1" tmpfs small 2>/dev/null ||
+        { echo "skipped: what needs a full memory file system, which only root can mount" && false; }
 }
 
 finish() {
