@@ -21,8 +21,8 @@
 #include "reshard/convert.h"
 #include "reshard/layout.h"
 #include "reshard/native.h"
-
-#define OK(call) assert_int_equal(call, RS_OK)
+#include "support/ok.h"
+#include "support/save.h"
 
 #define HOLDS(n, condition)                                                                        \
     do {                                                                                           \
@@ -73,28 +73,8 @@ static int clear(void **state)
 static void save(const char *folder, int64_t step)
 {
     rs_save_name name = {folder, step, "power-1"};
-    rs_save_about about = {"tp=2", 2, "{}"};
-    rs_layout layout;
-    rs_placement *placement;
-    char *records[2];
-    OK(rs_layout_parse("tp=2", &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    OK(rs_save_prepare(&name));
-    for (int r = 0; r < 2; r++) {
-        rs_memory memory = {0};
-        rs_save *part = NULL;
-        OK(rs_memory_allocate(placement, r, &memory));
-        assert_true(pattern_fill(placement, r, &memory, (uint64_t)step));
-        OK(rs_save_begin(placement, r, &memory, &part));
-        OK(rs_save_write(part, &name));
-        OK(rs_save_record(part, &records[r]));
-        rs_save_destroy(part);
-        rs_memory_free(&memory);
-    }
-    OK(rs_save_commit(&name, space, &about, (const char *const *)records, 2));
-    free(records[0]);
-    free(records[1]);
-    rs_placement_destroy(placement);
+    uint64_t salt = (uint64_t)step;
+    OK(save_all(&name, space, "tp=2", save_pattern, &salt));
 }
 
 /* The checkpoint of a step is complete and holds what was saved. */

@@ -19,13 +19,8 @@
 #include "reshard/dialect.h"
 #include "reshard/layout.h"
 #include "reshard/native.h"
+#include "support/save.h"
 #include "synthetic.h"
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        if ((call) != RS_OK)                                                                       \
-            fail_msg("%s", rs_error_message());                                                    \
-    } while (0)
 
 static char folder[256];
 
@@ -34,19 +29,6 @@ static void good(const syn_run *run)
     syn_write(run, folder);
     syn_compare(run, folder);
     syn_remove(folder);
-}
-
-static void expect_message(const char *why)
-{
-    if (strstr(rs_error_message(), why) == NULL)
-        fail_msg("\"%s\" does not say \"%s\"", rs_error_message(), why);
-}
-
-static rs_checkpoint *opened(const char *path)
-{
-    rs_checkpoint *checkpoint;
-    OK(rs_checkpoint_open(path, NULL, &checkpoint));
-    return checkpoint;
 }
 
 static const rs_checkpoint_entry *entry_of(
@@ -212,11 +194,7 @@ static void test_cut_sides(void **state)
     syn_write(&run, folder);
     checkpoint = opened(folder);
     OK(rs_checkpoint_check(checkpoint));
-    bool told = false;
-    for (size_t i = 0; i < rs_checkpoint_warning_count(checkpoint); i++)
-        told = told || strstr(rs_checkpoint_warning_at(checkpoint, i),
-                           "copies of param of \"k\" differ in 1 elements: at [0,2]") != NULL;
-    assert_true(told);
+    assert_true(has_warning(checkpoint, "copies of param of \"k\" differ in 1 elements: at [0,2]"));
     rs_checkpoint_close(checkpoint);
     syn_remove(folder);
     run = syn_usual(4, 1, 1);
@@ -693,41 +671,20 @@ static rs_space *flat_space(int64_t count)
     return space;
 }
 
-/* Element i of a role is 2i or 2i + 1. Saves from all ranks as `job`, or only prepares. */
-static rs_status save(const rs_space *space, const char *text, const char *path, const char *job)
+/* Element i of a role is 2i or 2i + 1. */
+static rs_status number_elements(
+    void *context, const rs_placement *placement, int rank, const rs_memory *memory)
 {
-    rs_layout layout;
-    rs_placement *placement;
-    rs_save_name name = {path, 1, job};
-    char *records[16] = {NULL};
-    OK(rs_layout_parse(text, &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    int world = rs_layout_world(&layout);
-    rs_save_about about = {text, world, "{}"};
-    for (int r = 0; r < world; r++) {
-        rs_memory memory = {0};
-        rs_shard_list shards = {0};
-        rs_save *part = NULL;
-        OK(rs_memory_allocate(placement, r, &memory));
-        OK(rs_placement_shards(placement, r, -1, &shards));
-        for (size_t k = 0; k < shards.count; k++) {
-            float *data = rs_memory_shard(&memory, &shards.items[k]);
-            for (int64_t i = 0; i < shards.items[k].box.extent[0]; i++)
-                data[i] = (float)(2 * (shards.items[k].box.offset[0] + i) + shards.items[k].role);
-        }
-        OK(rs_save_begin(placement, r, &memory, &part));
-        OK(rs_save_write(part, &name));
-        OK(rs_save_record(part, &records[r]));
-        rs_save_destroy(part);
-        rs_shard_list_fini(&shards);
-        rs_memory_free(&memory);
+    rs_shard_list shards = {0};
+    (void)context;
+    OK(rs_placement_shards(placement, rank, -1, &shards));
+    for (size_t k = 0; k < shards.count; k++) {
+        float *data = rs_memory_shard(memory, &shards.items[k]);
+        for (int64_t i = 0; i < shards.items[k].box.extent[0]; i++)
+            data[i] = (float)(2 * (shards.items[k].box.offset[0] + i) + shards.items[k].role);
     }
-    rs_status status =
-        rs_save_commit(&name, space, &about, (const char *const *)records, (size_t)world);
-    for (int r = 0; r < world; r++)
-        free(records[r]);
-    rs_placement_destroy(placement);
-    return status;
+    rs_shard_list_fini(&shards);
+    return RS_OK;
 }
 
 /* A11: 1000 elements over 8 ranks, then 6, then 8: no padding anywhere. */
@@ -745,8 +702,7 @@ static void test_a11(void **state)
         rs_native *native;
         rs_layout layout;
         rs_placement *placement;
-        OK(rs_save_prepare(&name));
-        OK(save(space, texts[i], path, "test"));
+        OK(save_all(&name, space, texts[i], number_elements, NULL));
         OK(rs_native_open_step(path, 1, &native));
         OK(rs_layout_parse(texts[i + 1], &layout));
         OK(rs_layout_placement(space, &layout, &placement));
@@ -783,11 +739,12 @@ static void test_j05(void **state)
     rs_space *space = flat_space(60);
     char path[600];
     snprintf(path, sizeof path, "%s/twice", scratch_folder());
+    static const char layout[] = "dp=3,zero=1,zero_cut=dim0";
     rs_save_name first = {path, 1, "first"}, second = {path, 1, "second"};
     OK(rs_save_prepare(&first));
     OK(rs_save_prepare(&second));
-    OK(save(space, "dp=3,zero=1,zero_cut=dim0", path, "first"));
-    assert_int_equal(save(space, "dp=3,zero=1,zero_cut=dim0", path, "second"), RS_ERR_EXISTS);
+    OK(save_ranks(&first, space, layout, number_elements, NULL));
+    assert_int_equal(save_ranks(&second, space, layout, number_elements, NULL), RS_ERR_EXISTS);
     OK(rs_save_abandon(&second));
     assert_int_equal(rs_save_prepare(&second), RS_ERR_EXISTS);
     rs_checkpoint *checkpoint = opened(path);
@@ -839,8 +796,7 @@ static void test_forged(void **state)
     snprintf(manifest, sizeof manifest, "%s/step-00000001/manifest.json", path);
     for (size_t i = 0; i < sizeof forgeries / sizeof *forgeries; i++) {
         rs_save_name name = {path, 1, "test"};
-        OK(rs_save_prepare(&name));
-        OK(save(space, "dp=3,zero=1,zero_cut=dim0", path, "test"));
+        OK(save_all(&name, space, "dp=3,zero=1,zero_cut=dim0", number_elements, NULL));
         forge(manifest, forgeries[i].from, forgeries[i].to);
         assert_int_equal(read_everything(path, NULL), RS_ERR_MALFORMED);
         expect_message(forgeries[i].why);

@@ -18,20 +18,7 @@
 #include "reshard/dialect.h"
 #include "synthetic.h"
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        if ((call) != RS_OK)                                                                       \
-            fail_msg("%s", rs_error_message());                                                    \
-    } while (0)
-
 static char folder[256], target[300];
-
-static rs_checkpoint *opened(const char *path)
-{
-    rs_checkpoint *checkpoint;
-    OK(rs_checkpoint_open(path, NULL, &checkpoint));
-    return checkpoint;
-}
 
 static json_t *extras_of(const rs_checkpoint *checkpoint)
 {
@@ -44,14 +31,6 @@ static json_t *extras_of(const rs_checkpoint *checkpoint)
     json_incref(inner);
     json_decref(extras);
     return inner;
-}
-
-static bool has_warning(const rs_checkpoint *checkpoint, const char *text)
-{
-    for (size_t i = 0; i < rs_checkpoint_warning_count(checkpoint); i++)
-        if (strstr(rs_checkpoint_warning_at(checkpoint, i), text) != NULL)
-            return true;
-    return false;
 }
 
 /* The checkpoint's groups have those names ("a b", one text a group), each its own rate. */

@@ -17,12 +17,7 @@
 #include "reshard/layout.h"
 #include "reshard/model.h"
 #include "reshard/native.h"
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        if ((call) != RS_OK)                                                                       \
-            fail_msg("%s", rs_error_message());                                                    \
-    } while (0)
+#include "support/save.h"
 
 /* The model of the fixtures. */
 static const rs_model model = {.name = "fixture",
@@ -187,33 +182,18 @@ static void check_layouts(const rs_space *space, const wholes *w, loader load, c
     }
 }
 
+static rs_status load_rank(
+    void *checkpoint, const rs_placement *placement, int rank, const rs_memory *memory)
+{
+    return rs_checkpoint_load(checkpoint, placement, rank, memory, NULL);
+}
+
 /* Saves what a checkpoint has from all ranks of a layout, as a native one. */
 static void save_under(
-    const rs_checkpoint *checkpoint, const rs_space *space, const char *text, const char *path)
+    rs_checkpoint *checkpoint, const rs_space *space, const char *text, const char *path)
 {
-    rs_layout layout;
-    rs_placement *placement;
     rs_save_name name = {path, 3, "test"};
-    OK(rs_layout_parse(text, &layout));
-    rs_save_about about = {text, rs_layout_world(&layout), "{}"};
-    char *records[64];
-    OK(rs_layout_placement(space, &layout, &placement));
-    OK(rs_save_prepare(&name));
-    for (int r = 0; r < about.world; r++) {
-        rs_memory memory = {0};
-        rs_save *save = NULL;
-        OK(rs_memory_allocate(placement, r, &memory));
-        OK(rs_checkpoint_load(checkpoint, placement, r, &memory, NULL));
-        OK(rs_save_begin(placement, r, &memory, &save));
-        OK(rs_save_write(save, &name));
-        OK(rs_save_record(save, &records[r]));
-        rs_save_destroy(save);
-        rs_memory_free(&memory);
-    }
-    OK(rs_save_commit(&name, space, &about, (const char *const *)records, (size_t)about.world));
-    for (int r = 0; r < about.world; r++)
-        free(records[r]);
-    rs_placement_destroy(placement);
+    OK(save_all(&name, space, text, load_rank, checkpoint));
 }
 
 static void check_fixture(const char *fixture, rs_dtype dtype, const char *saved_under)

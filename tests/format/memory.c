@@ -18,12 +18,7 @@
 #include "reshard/convert.h"
 #include "reshard/layout.h"
 #include "reshard/native.h"
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        if ((call) != RS_OK)                                                                       \
-            fail_msg("%s", rs_error_message());                                                    \
-    } while (0)
+#include "support/save.h"
 
 #define MIB ((int64_t)1 << 20)
 
@@ -50,32 +45,11 @@ static rs_space *make_space(void)
     return space;
 }
 
-/* One rank after the other, so that this takes little memory too. */
 static void save(const rs_space *space)
 {
-    rs_layout layout;
-    rs_placement *placement;
     rs_save_name name = {source, 1, "test"};
-    rs_save_about about = {"tp=4,pp=4", 16, "{}"};
-    char *records[16];
-    OK(rs_layout_parse(about.layout, &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    OK(rs_save_prepare(&name));
-    for (int r = 0; r < about.world; r++) {
-        rs_memory memory = {0};
-        rs_save *part = NULL;
-        OK(rs_memory_allocate(placement, r, &memory));
-        assert_true(pattern_fill(placement, r, &memory, 2));
-        OK(rs_save_begin(placement, r, &memory, &part));
-        rs_memory_free(&memory);
-        OK(rs_save_write(part, &name));
-        OK(rs_save_record(part, &records[r]));
-        rs_save_destroy(part);
-    }
-    OK(rs_save_commit(&name, space, &about, (const char *const *)records, 16));
-    for (int r = 0; r < about.world; r++)
-        free(records[r]);
-    rs_placement_destroy(placement);
+    uint64_t salt = 2;
+    OK(save_all(&name, space, "tp=4,pp=4", save_pattern, &salt));
 }
 
 /* Bytes of addresses that this process has now. */

@@ -14,12 +14,6 @@
 #include "reshard/convert.h"
 #include "synthetic.h"
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        if ((call) != RS_OK)                                                                       \
-            fail_msg("%s", rs_error_message());                                                    \
-    } while (0)
-
 enum { EMBED = 128, NORM = 8 }; /* bytes: [16,4] and [4] in bfloat16 */
 
 static char target[600];
@@ -41,8 +35,7 @@ static const char *tied_file(void)
 
 static rs_status convert(const char *source, rs_convert_options how, rs_convert_report *report)
 {
-    rs_checkpoint *checkpoint;
-    OK(rs_checkpoint_open(source, NULL, &checkpoint));
+    rs_checkpoint *checkpoint = opened(source);
     rs_status status = rs_convert(checkpoint, target, &how, report);
     rs_checkpoint_close(checkpoint);
     return status;
@@ -65,11 +58,9 @@ static json_t *header_of(const char *name, size_t *data)
 /* What is at the target holds what the source does, under each of its names. */
 static void expect_equal(const char *source)
 {
-    rs_checkpoint *a, *b;
+    rs_checkpoint *a = opened(source), *b = opened(target);
     rs_compare_options how = {.role = "param"};
     rs_compare_report report;
-    OK(rs_checkpoint_open(source, NULL, &a));
-    OK(rs_checkpoint_open(target, NULL, &b));
     OK(rs_compare(a, b, &how, NULL, NULL, &report));
     assert_int_equal(report.different, 0);
     rs_checkpoint_close(a);

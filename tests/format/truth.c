@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "ckpt/publish.h"
+#include "support/random.h"
 
 #define PATH_ROOM 1024
 
@@ -81,6 +82,27 @@ const char *truth_text(const json_t *truth, const char *key)
 {
     const char *text = json_string_value(json_object_get(truth, key));
     return text != NULL ? text : "";
+}
+
+rs_checkpoint *opened(const char *path)
+{
+    rs_checkpoint *checkpoint;
+    OK(rs_checkpoint_open(path, NULL, &checkpoint));
+    return checkpoint;
+}
+
+bool has_warning(const rs_checkpoint *checkpoint, const char *text)
+{
+    for (size_t i = 0; i < rs_checkpoint_warning_count(checkpoint); i++)
+        if (strstr(rs_checkpoint_warning_at(checkpoint, i), text) != NULL)
+            return true;
+    return false;
+}
+
+void expect_message(const char *why)
+{
+    if (strstr(rs_error_message(), why) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", rs_error_message(), why);
 }
 
 rs_status read_everything(const char *path, const rs_checkpoint_options *options)
@@ -206,14 +228,6 @@ unsigned char *slurp(const char *path, size_t *bytes)
     return data;
 }
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 void damaged_twins(const char *path, int cuts, int flips, uint64_t seed, attempt_function attempt)
 {
     size_t bytes;
@@ -228,13 +242,13 @@ void damaged_twins(const char *path, int cuts, int flips, uint64_t seed, attempt
             fail_msg("%s cut to %zu of %zu bytes was read", original, length, bytes);
     }
     for (int i = 0; i < flips && bytes > 0; i++) {
-        uint64_t random = next_random(&seed);
+        uint64_t random = random_next(&seed);
         /* One to four bytes, half of the time near one end, where directories lie. */
         unsigned char saved[4];
         size_t at[4];
         int count = 1 + (int)(random & 3);
         for (int k = 0; k < count; k++) {
-            random = next_random(&seed);
+            random = random_next(&seed);
             size_t near = bytes < 600 ? bytes : 600;
             at[k] = random & 1   ? random % bytes
                     : random & 2 ? (random >> 8) % near

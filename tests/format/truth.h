@@ -12,6 +12,7 @@
 #include <jansson.h>
 
 #include "reshard/checkpoint.h"
+#include "support/ok.h"
 
 /* "<shared folder>/fixtures/<family>", static; exits the program with 77 if it is not there. */
 const char *fixture_family(const char *family);
@@ -25,6 +26,15 @@ const char *in_folder(const char *folder, const char *name);
 
 /* The truth's text member, "" if absent. */
 const char *truth_text(const json_t *truth, const char *key);
+
+/* Opens the checkpoint at a path, which must succeed. */
+rs_checkpoint *opened(const char *path);
+
+/* Whether a warning of it contains `text`. */
+bool has_warning(const rs_checkpoint *checkpoint, const char *text);
+
+/* Asserts that the last error says `why`. */
+void expect_message(const char *why);
 
 /* Opens, checks and hashes everything. The first error, with its message in rs_error_message. */
 rs_status read_everything(const char *path, const rs_checkpoint_options *options);

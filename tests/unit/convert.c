@@ -20,8 +20,8 @@
 #include "reshard/convert.h"
 #include "reshard/layout.h"
 #include "reshard/native.h"
-
-#define OK(call) assert_int_equal(call, RS_OK)
+#include "support/ok.h"
+#include "support/save.h"
 
 static char root[] = "/dev/shm/unit-convert-XXXXXX";
 static char source[64], target[64], aside[80];
@@ -32,13 +32,8 @@ static int make_source(void **state)
     (void)state;
     rs_model model = pattern_model();
     rs_space *space;
-    rs_placement *placement;
-    rs_layout layout;
-    rs_memory memory = {0};
-    rs_save *save = NULL;
     rs_save_name name = {source, 3, "unit-1"};
-    rs_save_about about = {"dp=1", 1, "{}"};
-    char *record;
+    uint64_t salt = 1;
     assert_non_null(mkdtemp(root));
     snprintf(source, sizeof source, "%s/source", root);
     snprintf(target, sizeof target, "%s/target", root);
@@ -46,19 +41,7 @@ static int make_source(void **state)
     model.hidden = 8;
     model.layers = 2;
     OK(rs_model_space(&model, RS_DTYPE_F32, &space));
-    OK(rs_layout_parse("dp=1", &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    OK(rs_memory_allocate(placement, 0, &memory));
-    assert_true(pattern_fill(placement, 0, &memory, 1));
-    OK(rs_save_prepare(&name));
-    OK(rs_save_begin(placement, 0, &memory, &save));
-    OK(rs_save_write(save, &name));
-    OK(rs_save_record(save, &record));
-    OK(rs_save_commit(&name, space, &about, (const char *const *)&record, 1));
-    free(record);
-    rs_save_destroy(save);
-    rs_memory_free(&memory);
-    rs_placement_destroy(placement);
+    OK(save_all(&name, space, "dp=1", save_pattern, &salt));
     rs_space_destroy(space);
     return 0;
 }

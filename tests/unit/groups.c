@@ -10,8 +10,7 @@
 #include <string.h>
 
 #include "ckpt/groups.h"
-
-#define OK(call) assert_int_equal(call, RS_OK)
+#include "support/ok.h"
 
 /* Two stages of two groups; the second stage's first group has the rate `lr`. */
 static rs_catalog *make(double lr)

@@ -15,12 +15,8 @@
 #include "reshard/checkpoint.h"
 #include "reshard/layout.h"
 #include "reshard/native.h"
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        if ((call) != RS_OK)                                                                       \
-            fail_msg("%s", rs_error_message());                                                    \
-    } while (0)
+#include "support/ok.h"
+#include "support/save.h"
 
 static char root[] = "/dev/shm/unit-load-XXXXXX";
 static rs_space *space;
@@ -32,31 +28,14 @@ static int make(void **state)
     const rs_role param = {"param", RS_DTYPE_F32, RS_ROLE_MODEL};
     const rs_tensor tensors[] = {{.name = "m", .ndim = 2, .shape = {1500, 1000}},
         {.name = "c", .ndim = 3, .shape = {3, 5, 7}}, {.name = "s"}};
-    rs_layout layout;
-    rs_placement *placement;
-    rs_memory memory = {0};
-    rs_save *save = NULL;
     rs_save_name name = {root, 1, "unit"};
-    rs_save_about about = {"dp=1", 1, "{}"};
-    char *record;
+    uint64_t salt = 3;
     assert_non_null(mkdtemp(root));
     OK(rs_space_create(&space));
     OK(rs_space_add_role(space, &param, NULL));
     for (size_t i = 0; i < 3; i++)
         OK(rs_space_add_tensor(space, &tensors[i], NULL));
-    OK(rs_layout_parse("dp=1", &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    OK(rs_memory_allocate(placement, 0, &memory));
-    assert_true(pattern_fill(placement, 0, &memory, 3));
-    OK(rs_save_prepare(&name));
-    OK(rs_save_begin(placement, 0, &memory, &save));
-    OK(rs_save_write(save, &name));
-    OK(rs_save_record(save, &record));
-    OK(rs_save_commit(&name, space, &about, (const char *const *)&record, 1));
-    free(record);
-    rs_save_destroy(save);
-    rs_memory_free(&memory);
-    rs_placement_destroy(placement);
+    OK(save_all(&name, space, "dp=1", save_pattern, &salt));
     return 0;
 }
 

@@ -29,9 +29,8 @@
 #include "reshard/dialect.h"
 #include "reshard/layout.h"
 #include "reshard/native.h"
+#include "support/ok.h"
 #include "support/spaces.h"
-
-#define OK(call) assert_int_equal(call, RS_OK)
 
 static char root[] = "/dev/shm/unit-native-XXXXXX"; /* memory: some 1000 syncs */
 static char folder[64];                             /* of checkpoints; anew for each test */

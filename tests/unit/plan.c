@@ -13,9 +13,8 @@
 #include "reshard/layout.h"
 #include "reshard/model.h"
 #include "reshard/plan.h"
+#include "support/ok.h"
 #include "support/place.h"
-
-#define OK(call) assert_int_equal(call, RS_OK)
 
 /* A space of vectors, one role of float32 (and one of bfloat16). */
 static rs_space *vectors(const int64_t *lengths, int count, int roles)

@@ -10,10 +10,9 @@
 #include "base/memory.h"
 #include "reshard/certificate.h"
 #include "reshard/layout.h"
+#include "support/ok.h"
 #include "support/place.h"
 #include "support/points.h"
-
-#define OK(call) assert_int_equal(call, RS_OK)
 
 enum { TENSORS = 3 };
 

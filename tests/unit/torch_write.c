@@ -20,8 +20,7 @@
 #include "ckpt/zip.h"
 #include "ckpt/zip_write.h"
 #include "reshard/checkpoint.h"
-
-#define OK(call) assert_int_equal(call, RS_OK)
+#include "support/ok.h"
 
 static char root[] = "/tmp/unit-torch-write-XXXXXX";
 static char path[64];
