@@ -3,8 +3,6 @@
  * each byte of the source is read once; a write, sync or rename that fails on any rank, or a rank
  * that is told to stop, ends it on all with that rank's words and leaves nothing.
  */
-#include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,57 +11,31 @@
 #include "ckpt/file.h"
 #include "ckpt/format.h"
 #include "ckpt/publish.h"
-#include "leaks.h"
+#include "np/check.h"
 #include "pattern.h"
 #include "reshard/convert.h"
 #include "reshard/layout.h"
 #include "reshard/move_mpi.h"
 #include "reshard/native.h"
+#include "support/save.h"
 
-static int rank, size, failed;
 static char root[64], source[96], alone[96], target[96];
 static rs_group group;
 static MPI_Comm world;
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            printf("rank %d, line %d: not so: %s (%s)\n", rank, __LINE__, #condition,              \
-                rs_error_message());                                                               \
-            failed = 1;                                                                            \
-        }                                                                                          \
-    } while (0)
 
 /* A checkpoint of one rank, of some hundred chunks of 64 KiB. Rank 0. */
 static void make_source(void)
 {
     rs_model model = pattern_model();
     rs_space *space;
-    rs_placement *placement;
-    rs_layout layout;
-    rs_memory memory = {0};
-    rs_save *save = NULL;
     rs_save_name name = {source, 3, "np-1"};
-    rs_save_about about = {"dp=1", 1, "{}"};
-    char *record = NULL;
+    uint64_t salt = 1;
     model.hidden = 64;
     model.vocab = 1201;
     model.layers = 2;
     CHECK(rs_make_folder(root) == RS_OK);
     CHECK(rs_model_space(&model, RS_DTYPE_F32, &space) == RS_OK);
-    CHECK(rs_layout_parse("dp=1", &layout) == RS_OK);
-    CHECK(rs_layout_placement(space, &layout, &placement) == RS_OK);
-    CHECK(rs_memory_allocate(placement, 0, &memory) == RS_OK);
-    CHECK(pattern_fill(placement, 0, &memory, 1));
-    CHECK(rs_save_prepare(&name) == RS_OK);
-    CHECK(rs_save_begin(placement, 0, &memory, &save) == RS_OK);
-    CHECK(rs_save_write(save, &name) == RS_OK);
-    CHECK(rs_save_record(save, &record) == RS_OK);
-    CHECK(rs_save_commit(&name, space, &about, (const char *const *)&record, 1) == RS_OK);
-    free(record);
-    rs_save_destroy(save);
-    rs_memory_free(&memory);
-    rs_placement_destroy(placement);
+    CHECK(save_all(&name, space, "dp=1", save_pattern, &salt) == RS_OK);
     rs_space_destroy(space);
 }
 
@@ -88,7 +60,7 @@ static rs_status convert(const char *to, const char *where, bool together, bool 
     rs_status status = rs_convert(checkpoint, where, &how, &report);
     /* At each border between ranks at most a shard's rest is read once more, for its checksum; here
      * shards are smaller than 400,000 bytes. */
-    int64_t again = together && strcmp(to, "native") == 0 ? size * INT64_C(400000) : 0;
+    int64_t again = together && strcmp(to, "native") == 0 ? ranks * INT64_C(400000) : 0;
     if (status == RS_OK)
         CHECK(report.bytes_read >= report.bytes && report.bytes_read <= report.bytes + again);
     rs_checkpoint_close(checkpoint);
@@ -166,7 +138,7 @@ static void test_failures(void)
 {
     static const rs_fault points[] = {RS_FAULT_WRITE, RS_FAULT_SYNC, RS_FAULT_RENAME};
     char wanted[24];
-    for (int who = 0; who < size; who++) {
+    for (int who = 0; who < ranks; who++) {
         for (size_t p = 0; p < sizeof points / sizeof *points; p++) {
             for (int n = 1; n <= 40; n += 3) {
                 int clean = 1, outcomes[2];
@@ -179,8 +151,8 @@ static void test_failures(void)
                 MPI_Bcast(&clean, 1, MPI_INT, who, world);
                 CHECK((status == RS_OK) == (clean != 0));
                 snprintf(wanted, sizeof wanted, "rank %d: ", who);
-                CHECK(
-                    clean || size == 1 || strncmp(rs_error_message(), wanted, strlen(wanted)) == 0);
+                CHECK(clean || ranks == 1 ||
+                      strncmp(rs_error_message(), wanted, strlen(wanted)) == 0);
                 outcomes[0] = (int)status;
                 MPI_Allreduce(&outcomes[0], &outcomes[1], 1, MPI_INT, MPI_MAX, world);
                 CHECK(outcomes[0] == outcomes[1]);
@@ -196,7 +168,7 @@ static void test_failures(void)
 
 static void test_stopped(void)
 {
-    CHECK(convert("torch", target, true, rank == size - 1) == RS_ERR_CANCELLED);
+    CHECK(convert("torch", target, true, rank == ranks - 1) == RS_ERR_CANCELLED);
     MPI_Barrier(world);
     CHECK(nothing_left());
     MPI_Barrier(world);
@@ -205,10 +177,8 @@ static void test_stopped(void)
 int main(void)
 {
     int pid = (int)getpid();
-    MPI_Init(NULL, NULL);
+    check_begin();
     world = MPI_COMM_WORLD;
-    MPI_Comm_rank(world, &rank);
-    MPI_Comm_size(world, &size);
     MPI_Bcast(&pid, 1, MPI_INT, 0, world);
     snprintf(root, sizeof root, "/dev/shm/np-convert-%d", pid);
     snprintf(source, sizeof source, "%s/source", root);
@@ -223,8 +193,5 @@ int main(void)
     test_stopped();
     if (rank == 0)
         CHECK(rs_remove_folder(root) == RS_OK);
-    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, world);
-    leaks_check();
-    MPI_Finalize();
-    return failed;
+    return check_end("all conversions the same");
 }

@@ -4,41 +4,19 @@
  * old one is only read. Then a process that fails: all end, and know.
  */
 #include <inttypes.h>
-#include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/fault.h"
 #include "elastic/heritage.h"
-#include "leaks.h"
+#include "np/check.h"
 #include "pattern.h"
 #include "reshard/layout.h"
 #include "reshard/move_mpi.h"
 
 #define SALT 9
 
-static int host, hosts;
-static bool failed;
-static char scenario[200];
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            printf("host %d, line %d, %s: not so: %s\n", host, __LINE__, scenario, #condition);    \
-            failed = true;                                                                         \
-        }                                                                                          \
-    } while (0)
-
-#define NEED(call)                                                                                 \
-    do {                                                                                           \
-        rs_status need_ = (call);                                                                  \
-        if (need_ != RS_OK) {                                                                      \
-            printf("host %d, line %d, %s: %s: %s\n", host, __LINE__, scenario, #call,              \
-                rs_error_message());                                                               \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                          \
-        }                                                                                          \
-    } while (0)
+static int host, hosts; /* a rank stands for a host */
 
 /* Both worlds, and the memory of those of their ranks that are on this host. */
 typedef struct worlds {
@@ -238,16 +216,16 @@ static void fails(const rs_space *space, rs_fault point)
     end(&w);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     static const char *const layouts[] = {"dp=1", "dp=3", "tp=2", "tp=3,pp=2", "pp=5",
         "dp=4,zero=1", "tp=2,pp=2,dp=2,zero=1", "tp=2,dp=5,zero=1", "dp=4,zero=3,zero_cut=param"};
     enum { LAYOUTS = sizeof layouts / sizeof *layouts };
     rs_space *space;
     rs_model model = pattern_model();
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &host);
-    MPI_Comm_size(MPI_COMM_WORLD, &hosts);
+    check_begin();
+    host = rank;
+    hosts = ranks;
     NEED(rs_model_space(&model, RS_DTYPE_BF16, &space));
     for (int a = 0; a < LAYOUTS; a++)
         for (int b = 0; b < LAYOUTS; b++)
@@ -256,11 +234,5 @@ int main(int argc, char **argv)
     fails(space, RS_FAULT_SEND);
     fails(space, RS_FAULT_RECEIVE);
     rs_space_destroy(space);
-    int mine = failed, any = 0;
-    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    if (host == 0 && !any)
-        printf("%d hosts: all carried\n", hosts);
-    leaks_check();
-    MPI_Finalize();
-    return any != 0;
+    return check_end("all carried");
 }

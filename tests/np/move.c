@@ -11,57 +11,20 @@
  * messages, memory, in every place. Prints what failed on which rank; exits with 1 if anything did.
  */
 #include <inttypes.h>
-#include <mpi.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/fault.h"
 #include "base/memory.h"
-#include "leaks.h"
+#include "np/check.h"
 #include "pattern.h"
 #include "reshard/layout.h"
 #include "reshard/move_mpi.h"
 #include "reshard/version.h"
 
-static int rank;
-static int ranks;
 static rs_keeper *keeper;
 static rs_space *space;
-static bool failed;
-static char scenario[256];
-
-static void complain(int line, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void complain(int line, const char *format, ...)
-{
-    va_list args;
-    printf("rank %d, line %d, %s: ", rank, line, scenario);
-    va_start(args, format);
-    vprintf(format, args);
-    va_end(args);
-    printf("\n");
-    fflush(stdout);
-    failed = true;
-}
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            complain(__LINE__, "not so: %s", #condition);                                          \
-    } while (0)
-
-/* A call whose failure leaves nothing to go on with. */
-#define NEED(call)                                                                                 \
-    do {                                                                                           \
-        rs_status need_ = (call);                                                                  \
-        if (need_ != RS_OK) {                                                                      \
-            complain(__LINE__, "%s: %s: %s", #call, rs_status_name(need_), rs_error_message());    \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                          \
-        }                                                                                          \
-    } while (0)
 
 #define EXPECT(call, wanted)                                                                       \
     do {                                                                                           \
@@ -520,9 +483,7 @@ static void everything(long pairs)
 
 int main(int argc, char **argv)
 {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    check_begin();
     long pairs = 4;
     const char *folder = NULL;
     for (int k = 1; k + 1 < argc; k += 2) {
@@ -543,12 +504,5 @@ int main(int argc, char **argv)
     MPI_Barrier(MPI_COMM_WORLD);
     NEED(rs_keeper_sweep(keeper));
     rs_keeper_close(keeper);
-    int mine = failed;
-    int any = 0;
-    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    if (rank == 0 && !any)
-        printf("%d ranks: all moves right\n", ranks);
-    leaks_check();
-    MPI_Finalize();
-    return any != 0;
+    return check_end("all moves right");
 }

@@ -3,27 +3,14 @@
  * part arrive whole, at the receive with the same label, in whatever order they are started and
  * tested; a message above the largest, and one more than fit at once, are refused.
  */
-#include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "leaks.h"
 #include "move/mpi/mpi.h"
+#include "np/check.h"
 
 #define PART 1000
 #define COUNT 40
-
-static int rank;
-static int failed;
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            printf("rank %d, line %d: not so: %s\n", rank, __LINE__, #condition);                  \
-            failed = 1;                                                                            \
-        }                                                                                          \
-    } while (0)
 
 static int64_t size_of(int message)
 {
@@ -109,7 +96,7 @@ static void refuses_what_does_not_fit(const rs_transport *t)
 }
 
 /* The outcome of a phase is one: a failed rank's own, RS_ERR_PEER elsewhere. */
-static void agrees(int ranks)
+static void agrees(void)
 {
     CHECK(rs_mpi_agree(MPI_COMM_WORLD, RS_OK) == RS_OK);
     rs_status mine = rank == ranks - 1 ? RS_ERR_BUDGET : RS_OK;
@@ -119,22 +106,15 @@ static void agrees(int ranks)
         CHECK(strstr(rs_error_message(), "not enough room") != NULL);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    int ranks;
     rs_transport transport;
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    check_begin();
     CHECK(rs_mpi_transport_init(MPI_COMM_WORLD, PART, &transport) == RS_OK);
     for (int round = 0; round < ranks; round++)
         exchange(&transport, ((round - rank) % ranks + ranks) % ranks);
     refuses_what_does_not_fit(&transport);
-    agrees(ranks);
+    agrees();
     rs_mpi_transport_fini(&transport);
-    int any = 0;
-    MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    leaks_check();
-    MPI_Finalize();
-    return any;
+    return check_end("all messages whole");
 }

@@ -1,25 +1,18 @@
 /* Sums over ranks: the same bits everywhere, those of adding in the order of ranks. Run on 1 2 3 5
  * 8 ranks. */
 #include <math.h>
-#include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "np/check.h"
 #include "train/comm.h"
 #include "train/comm_sum.h"
 
-static int rank, size, failures;
-
-#define CHECK(condition, ...)                                                                      \
+#define EXPECT(condition, ...)                                                                     \
     do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "rank %d of %d, line %d: ", rank, size, __LINE__);                     \
-            fprintf(stderr, __VA_ARGS__);                                                          \
-            fprintf(stderr, "\n");                                                                 \
-            failures++;                                                                            \
-        }                                                                                          \
+        if (!(condition))                                                                          \
+            complain(__LINE__, __VA_ARGS__);                                                       \
     } while (0)
 
 /* Values whose sum depends on the order of adding. */
@@ -35,7 +28,7 @@ static float value_of(int r, int64_t i)
 static float sum_of(int64_t i)
 {
     float sum = value_of(0, i);
-    for (int r = 1; r < size; r++)
+    for (int r = 1; r < ranks; r++)
         sum += value_of(r, i);
     return sum;
 }
@@ -52,7 +45,7 @@ static void check_sum(rs_ordered *o, float *values, int64_t count)
     rs_ordered_sum(o, values, count);
     for (int64_t i = 0; i < count; i++)
         if (values[i] != sum_of(i)) {
-            CHECK(false, "sum %lld of %lld is %g, wanted %g", (long long)i, (long long)count,
+            EXPECT(false, "sum %lld of %lld is %g, wanted %g", (long long)i, (long long)count,
                 (double)values[i], (double)sum_of(i));
             return;
         }
@@ -64,10 +57,10 @@ static void check_maximum(rs_ordered *o, float *values, int64_t count)
     rs_ordered_maximum(o, values, count);
     for (int64_t i = 0; i < count; i++) {
         float most = value_of(0, i);
-        for (int r = 1; r < size; r++)
+        for (int r = 1; r < ranks; r++)
             most = fmaxf(most, value_of(r, i));
         if (values[i] != most) {
-            CHECK(false, "maximum %lld of %lld", (long long)i, (long long)count);
+            EXPECT(false, "maximum %lld of %lld", (long long)i, (long long)count);
             return;
         }
     }
@@ -77,17 +70,17 @@ static void check_maximum(rs_ordered *o, float *values, int64_t count)
  */
 static void check_pieces(rs_ordered *o, float *values, int64_t count)
 {
-    int64_t *bounds = calloc((size_t)size + 1, sizeof *bounds);
-    for (int r = 0; r < size; r++)
-        bounds[r + 1] = r % 3 == 1 ? bounds[r] : (count * (r + 1)) / size;
-    bounds[size] = count;
+    int64_t *bounds = calloc((size_t)ranks + 1, sizeof *bounds);
+    for (int r = 0; r < ranks; r++)
+        bounds[r + 1] = r % 3 == 1 ? bounds[r] : (count * (r + 1)) / ranks;
+    bounds[ranks] = count;
     fill(values, count);
     rs_ordered_scatter(o, values, bounds);
     for (int64_t i = 0; i < count; i++) {
         bool mine = i >= bounds[rank] && i < bounds[rank + 1];
         float wanted = mine ? sum_of(i) : value_of(rank, i);
         if (values[i] != wanted) {
-            CHECK(false, "scattered %lld of %lld", (long long)i, (long long)count);
+            EXPECT(false, "scattered %lld of %lld", (long long)i, (long long)count);
             break;
         }
     }
@@ -97,7 +90,7 @@ static void check_pieces(rs_ordered *o, float *values, int64_t count)
     rs_ordered_gather(o, spans, 2, bounds, sizeof *values);
     for (int64_t i = 0; i < count; i++)
         if (values[i < cut ? i : i + hole] != sum_of(i)) {
-            CHECK(false, "gathered %lld of %lld", (long long)i, (long long)count);
+            EXPECT(false, "gathered %lld of %lld", (long long)i, (long long)count);
             break;
         }
     free(bounds);
@@ -105,29 +98,27 @@ static void check_pieces(rs_ordered *o, float *values, int64_t count)
 
 static void check_agreement(void)
 {
-    CHECK(rs_comm_agree(MPI_COMM_WORLD, RS_OK) == RS_OK, "all well is not agreed");
-    int first = size / 2, second = size - 1;
+    EXPECT(rs_comm_agree(MPI_COMM_WORLD, RS_OK) == RS_OK, "all well is not agreed");
+    int first = ranks / 2, second = ranks - 1;
     rs_status mine = RS_OK;
     if (rank == first || rank == second)
         mine = rs_error_set(rank == first ? RS_ERR_BUDGET : RS_ERR_IO, "trouble %d", rank);
     rs_status status = rs_comm_agree(MPI_COMM_WORLD, mine);
     char wanted[64];
     snprintf(wanted, sizeof wanted, "rank %d: trouble %d", first, first);
-    CHECK(status == RS_ERR_BUDGET, "status %d", (int)status);
-    CHECK(strcmp(rs_error_message(), wanted) == 0, "\"%s\"", rs_error_message());
+    EXPECT(status == RS_ERR_BUDGET, "status %d", (int)status);
+    EXPECT(strcmp(rs_error_message(), wanted) == 0, "\"%s\"", rs_error_message());
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     static const int64_t counts[] = {0, 1, 7, 2048, 2049, 100003, 1500007};
     rs_ordered ordered;
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    check_begin();
     float *values = calloc(1500007 + 16, sizeof *values);
     rs_status status = rs_ordered_init(&ordered, MPI_COMM_WORLD);
-    CHECK(status == RS_OK && values != NULL, "no memory");
-    for (size_t i = 0; i < sizeof counts / sizeof *counts && failures == 0; i++) {
+    EXPECT(status == RS_OK && values != NULL, "no memory");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts && !failed; i++) {
         check_sum(&ordered, values, counts[i]);
         check_maximum(&ordered, values, counts[i]);
         check_pieces(&ordered, values, counts[i]);
@@ -135,8 +126,5 @@ int main(int argc, char **argv)
     check_agreement();
     rs_ordered_fini(&ordered);
     free(values);
-    int all;
-    MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    MPI_Finalize();
-    return all != 0;
+    return check_end("all sums the same");
 }
