@@ -1,7 +1,7 @@
 /*
  * Worlds that take over from others over several hosts: random models, layouts and hosts.
  *
- *     prop_heritage [--seed S] [--cases N]
+ *     prop_heritage [--seed S] [--cases N] [--verbose]
  *
  * Case i of a run uses seed S + i. In each case, with the numbering of rs_assign_ranks:
  *  - rs_plan_check of the plan from the heritage to the new world: every element arrives once, from
@@ -10,11 +10,7 @@
  *  - what crosses is, element by element, what no old rank of the target's host had: not one more;
  *  - hosts make no difference where all ranks are on one.
  */
-#include <inttypes.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "prop/check.h"
 
 #include "elastic/heritage.h"
 #include "reshard/plan.h"
@@ -23,26 +19,7 @@
 #define WORLD 9
 #define HOSTS 4
 
-static uint64_t seed, state;
 static long crossed, adopted;
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            printf("seed %" PRIu64 ", line %d, not so: %s\n", seed, __LINE__, #condition);         \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
-
-#define NEED(call)                                                                                 \
-    do {                                                                                           \
-        rs_status need_ = (call);                                                                  \
-        if (need_ != RS_OK) {                                                                      \
-            printf(                                                                                \
-                "seed %" PRIu64 ", line %d, %s: %s\n", seed, __LINE__, #call, rs_error_message()); \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
 
 typedef struct trial {
     rs_space *space;
@@ -219,24 +196,25 @@ static bool run_case(const trial *t)
     return true;
 }
 
+static bool one_case(void)
+{
+    trial t;
+    bool good = make_trial(&t) && run_case(&t);
+    free_trial(&t);
+    return good;
+}
+
 int main(int argc, char **argv)
 {
-    uint64_t first = 1;
-    long cases = 300;
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--seed") == 0)
-            first = strtoull(argv[i + 1], NULL, 10);
-        if (strcmp(argv[i], "--cases") == 0)
-            cases = strtol(argv[i + 1], NULL, 10);
+    prop_run run = {.seed = 1, .cases = 300};
+    if (!prop_options(argc, argv, &run))
+        return 2;
+    if (!prop_cases(&run, one_case))
+        return 1;
+    printf("bytes between hosts in %ld, adopted in %ld\n", crossed, adopted);
+    if (run.cases >= 100 && (crossed < run.cases / 4 || adopted < run.cases / 10)) {
+        printf("too seldom\n");
+        return 1;
     }
-    for (long i = 0; i < cases; i++) {
-        trial t;
-        state = seed = first + (uint64_t)i;
-        bool good = make_trial(&t) && run_case(&t);
-        free_trial(&t);
-        if (!good)
-            return 1;
-    }
-    printf("%ld cases, bytes between hosts in %ld, adopted in %ld\n", cases, crossed, adopted);
-    return cases >= 100 && (crossed < cases / 4 || adopted < cases / 10);
+    return 0;
 }

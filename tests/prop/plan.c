@@ -22,13 +22,7 @@
  *  - peaks: tight at least as large as each of both states, at most safe; the figure is the walk by
  * pages of one byte without a window; a window or a page makes it no smaller.
  */
-#include <inttypes.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "prop/check.h"
 
 #include "plan/plan.h"
 #include "reshard/layout.h"
@@ -40,8 +34,6 @@
 #define WORLD 24
 #define TENSORS 32
 #define MAX_SHARDS 8192
-
-static uint64_t state;
 
 static uint64_t next_random(void)
 {
@@ -58,8 +50,6 @@ static bool chance(int percent)
 {
     return below(100) < percent;
 }
-
-static uint64_t case_seed;
 
 /* Axes of layouts, apart from tp, pp and dp. */
 enum {
@@ -93,27 +83,6 @@ static struct occurred {
     long list;     /* a listed placement */
     long layout;
 } occurred;
-
-#define FAIL(...)                                                                                  \
-    do {                                                                                           \
-        printf("seed %" PRIu64 ", line %d: ", case_seed, __LINE__);                                \
-        printf(__VA_ARGS__);                                                                       \
-        printf("\n");                                                                              \
-        return false;                                                                              \
-    } while (0)
-
-#define NEED(call)                                                                                 \
-    do {                                                                                           \
-        rs_status need_ = (call);                                                                  \
-        if (need_ != RS_OK)                                                                        \
-            FAIL("%s: %s: %s", #call, rs_status_name(need_), rs_error_message());                  \
-    } while (0)
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            FAIL("not so: %s", #condition);                                                        \
-    } while (0)
 
 /* One case. */
 typedef struct trial {
@@ -739,44 +708,23 @@ static bool report(void)
     return all;
 }
 
+static bool one_case(void)
+{
+    trial t;
+    bool good = make_trial(&t) && run_case(&t);
+    free_trial(&t);
+    return good;
+}
+
 int main(int argc, char **argv)
 {
-    uint64_t seed = 1;
-    long cases = 1000;
-    bool verbose = false;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
-            seed = strtoull(argv[++i], NULL, 10);
-        else if (strcmp(argv[i], "--cases") == 0 && i + 1 < argc)
-            cases = strtol(argv[++i], NULL, 10);
-        else if (strcmp(argv[i], "--verbose") == 0)
-            verbose = true;
-        else if (strcmp(argv[i], "--layouts") == 0)
-            layouts_only = true;
-        else {
-            printf("usage: prop_plan [--layouts] [--seed S] [--cases N] [--verbose]\n");
-            return 2;
-        }
-    }
-    printf("seed %" PRIu64 ", %ld cases\n", seed, cases);
-    clock_t start = clock();
-    for (long i = 0; i < cases; i++) {
-        trial t;
-        case_seed = seed + (uint64_t)i;
-        state = case_seed;
-        if (verbose)
-            printf("seed %" PRIu64 "\n", case_seed);
-        bool good = make_trial(&t) && run_case(&t);
-        free_trial(&t);
-        if (!good) {
-            printf("run it again: prop_plan%s --seed %" PRIu64 " --cases 1\n",
-                layouts_only ? " --layouts" : "", case_seed);
-            return 1;
-        }
-    }
-    printf("all good, %.1f s\n", (double)(clock() - start) / CLOCKS_PER_SEC);
-    bool all = report();
-    if (cases >= 1000 && !all) {
+    prop_run run = {.seed = 1, .cases = 1000, .flag = "--layouts"};
+    if (!prop_options(argc, argv, &run))
+        return 2;
+    layouts_only = run.flag_set;
+    if (!prop_cases(&run, one_case))
+        return 1;
+    if (!report() && run.cases >= 1000) {
         printf("something never occurred\n");
         return 1;
     }
