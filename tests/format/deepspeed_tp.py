@@ -9,7 +9,6 @@ written down here once more, in a plain way.
 """
 import argparse
 import glob
-import os
 import sys
 
 import torch
