@@ -22,7 +22,6 @@ typedef enum rs_ds_kind {
     RS_DS_LAYER,            /* layer_LL-model_TT-model_states.pt: a pipeline's layer */
     RS_DS_EXPERT,           /* layer_L_expert_E_mp_rank_MM_model_states.pt */
     RS_DS_EXPERT_OPTIMIZER, /* expp_rank_R_mp_rank_MM_optim_states.pt */
-    RS_DS_KINDS
 } rs_ds_kind;
 
 typedef struct rs_ds_file {

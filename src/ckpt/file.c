@@ -111,11 +111,6 @@ void rs_files_destroy(rs_files *files)
     free(files);
 }
 
-int rs_files_count(const rs_files *files)
-{
-    return (int)files->count;
-}
-
 int64_t rs_files_read_bytes(const rs_files *files)
 {
     return atomic_load(&files->read);

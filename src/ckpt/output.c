@@ -62,17 +62,6 @@ rs_status rs_output_bytes(rs_output *output, const void *data, size_t bytes, siz
     return add(output, &part, number);
 }
 
-rs_status rs_output_align(rs_output *output, int64_t align)
-{
-    int64_t at = rs_output_at(output), gap = rs_round_up(at, align) - at;
-    void *zeros;
-    if (gap == 0)
-        return RS_OK;
-    RS_TRY(rs_pool_take(&output->pool, (size_t)gap, &zeros));
-    rs_output_part part = {.bytes = gap, .data = zeros};
-    return add(output, &part, NULL);
-}
-
 rs_status rs_output_tensor(
     rs_output *output, const rs_logical *tensor, unsigned sums, size_t *number)
 {

@@ -66,11 +66,10 @@ void rs_output_fini(rs_output *output);
 /* Begins the next file, `name` below the folder that is written to ("a/b.pt"; copied). */
 rs_status rs_output_file(rs_output *output, const char *name) RS_MUST_CHECK;
 
-/* The next part of the file begun last: given bytes (copied), zeros up to a multiple of `align`, a
- * tensor (borrowed until all is written), or room. `*part` (may be NULL) gets its number. */
+/* The next part of the file begun last: given bytes (copied), a tensor
+ * (borrowed until all is written), or room. `*part` (may be NULL) gets its number. */
 rs_status rs_output_bytes(
     rs_output *output, const void *data, size_t bytes, size_t *part) RS_MUST_CHECK;
-rs_status rs_output_align(rs_output *output, int64_t align) RS_MUST_CHECK;
 rs_status rs_output_tensor(
     rs_output *output, const rs_logical *tensor, unsigned sums, size_t *part) RS_MUST_CHECK;
 rs_status rs_output_room(rs_output *output, int64_t bytes, size_t *part) RS_MUST_CHECK;

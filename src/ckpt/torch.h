@@ -92,9 +92,6 @@ rs_status rs_torch_tensor_of(
  * returns their number, at most 4. */
 int rs_torch_sparse_parts(const rs_value *value, const char *names[4], const rs_value *parts[4]);
 
-/* True if the values describe the same elements of the same storage. */
-bool rs_torch_same_tensor(const rs_torch_tensor *a, const rs_torch_tensor *b);
-
 /* True if the elements stand in row-major order without gaps. */
 bool rs_torch_is_contiguous(const rs_torch_tensor *tensor);
 

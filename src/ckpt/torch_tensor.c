@@ -330,14 +330,6 @@ int rs_torch_sparse_parts(const rs_value *value, const char *names[4], const rs_
     return (int)count;
 }
 
-bool rs_torch_same_tensor(const rs_torch_tensor *a, const rs_torch_tensor *b)
-{
-    return a->storage == b->storage && a->first == b->first && a->dtype == b->dtype &&
-           a->ndim == b->ndim && a->conjugated == b->conjugated && a->negated == b->negated &&
-           memcmp(a->shape, b->shape, sizeof(int64_t) * (size_t)a->ndim) == 0 &&
-           memcmp(a->stride, b->stride, sizeof(int64_t) * (size_t)a->ndim) == 0;
-}
-
 int64_t rs_torch_elements(const rs_torch_tensor *tensor)
 {
     int64_t elements = 1;

@@ -97,14 +97,6 @@ void svg_rect(svg *s, double x, double y, double w, double h, const char *fill, 
     }
 }
 
-void svg_frame(svg *s, double x, double y, double w, double h, const char *stroke)
-{
-    rs_text_append(&s->text,
-        "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"none\" "
-        "stroke=\"%s\"/>\n",
-        x, y, w, h, stroke);
-}
-
 void svg_line(svg *s, double x1, double y1, double x2, double y2, const char *stroke)
 {
     rs_text_append(&s->text,

@@ -28,7 +28,6 @@ void svg_group_end(svg *s);
 
 /* `tip` is shown under the mouse; NULL: none. */
 void svg_rect(svg *s, double x, double y, double w, double h, const char *fill, const char *tip);
-void svg_frame(svg *s, double x, double y, double w, double h, const char *stroke);
 void svg_line(svg *s, double x1, double y1, double x2, double y2, const char *stroke);
 
 /* Many rectangles of one colour as one path. */

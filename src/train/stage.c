@@ -110,11 +110,6 @@ void rs_stage_destroy(rs_stage *stage)
     free(stage);
 }
 
-int64_t rs_stage_bytes(const rs_stage *stage)
-{
-    return stage->bytes;
-}
-
 void rs_stage_place(rs_stage *stage, int slot_number, int64_t step, int64_t first)
 {
     stage->slots[slot_number].step = step;

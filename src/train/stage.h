@@ -148,9 +148,6 @@ rs_status rs_stage_create(
     const rs_stage_shape *shape, const rs_stage_tp *tp, rs_stage **out) RS_MUST_CHECK;
 void rs_stage_destroy(rs_stage *stage);
 
-/* Bytes of its working memory, but for what experts need. */
-int64_t rs_stage_bytes(const rs_stage *stage);
-
 /* Which sequences the next micro-batch in `slot` has: those of step `step` from number `first` on.
  * Dropout depends on it, and nothing else. */
 void rs_stage_place(rs_stage *stage, int slot, int64_t step, int64_t first);

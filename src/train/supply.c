@@ -464,11 +464,3 @@ void rs_supply_publish(rs_supply *s)
     }
     s->stale = s->expanded != NULL;
 }
-
-int64_t rs_supply_gradient_bytes(const rs_supply *s)
-{
-    int64_t kept = rs_runs_elements(&s->piece_runs);
-    if (s->whole != NULL)
-        kept = rs_state_elements(s->setup.state);
-    return kept * (int64_t)sizeof(float);
-}

@@ -65,7 +65,4 @@ const rs_runs *rs_supply_gradients(const rs_supply *supply);
 /* Parameters were updated: gathers those that the rank keeps and others updated. */
 void rs_supply_publish(rs_supply *supply);
 
-/* Bytes of gradients that are kept through a step. Local. */
-int64_t rs_supply_gradient_bytes(const rs_supply *supply);
-
 #endif

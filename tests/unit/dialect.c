@@ -470,6 +470,23 @@ static void test_malformed(void **state)
     assert_non_null(strstr(rs_error_message(), "hf, reshard"));
 }
 
+/* Each built-in dialect is what it is called by; one from a text has the name that it gives itself.
+ */
+static void test_names(void **state)
+{
+    (void)state;
+    const char *const *names = rs_dialect_names();
+    for (size_t i = 0; names[i] != NULL; i++) {
+        rs_dialect *dialect = NULL;
+        assert_int_equal(rs_dialect_load(names[i], &dialect), RS_OK);
+        assert_string_equal(rs_dialect_name(dialect), names[i]);
+        rs_dialect_destroy(dialect);
+    }
+    rs_dialect *own = parse("{\"dialect\":\"mine\",\"tensors\":[{\"name\":\"a\",\"of\":\"b\"}]}");
+    assert_string_equal(rs_dialect_name(own), "mine");
+    rs_dialect_destroy(own);
+}
+
 /* Told dimensions out of order, optional text, numbers moved, and two rules with one pattern. */
 static void test_own_rules(void **state)
 {
@@ -639,6 +656,7 @@ static void test_allocation_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_mistral_24b),
         cmocka_unit_test(test_llama2_70b),
         cmocka_unit_test(test_mixtral_8x22b),

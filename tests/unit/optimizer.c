@@ -118,9 +118,28 @@ static void cuts_that_part_roles_are_refused(void **state)
     }
 }
 
+static void all_are_listed(void **state)
+{
+    const char *const *names = rs_optimizer_names();
+    rs_model model;
+    rs_space *space = NULL;
+    (void)state;
+    assert_null(rs_optimizer_find("adam"));
+    assert_int_equal(rs_model_load("llama-tiny", &model), RS_OK);
+    assert_int_equal(rs_training_space(&model, RS_DTYPE_F32, &(rs_training){"adam", NULL}, &space),
+        RS_ERR_ARGUMENT);
+    for (size_t i = 0; i < 3; i++) {
+        assert_non_null(names[i]);
+        assert_string_equal(rs_optimizer_find(names[i])->name, names[i]);
+        assert_non_null(strstr(rs_error_message(), names[i]));
+    }
+    assert_null(names[3]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_are_listed),
         cmocka_unit_test(tensors_have_the_roles_of_their_optimizer),
         cmocka_unit_test(what_cannot_be_is_refused),
         cmocka_unit_test(cuts_that_part_roles_are_refused),

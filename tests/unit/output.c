@@ -22,9 +22,9 @@
 #include "ckpt/file.h"
 #include "ckpt/output.h"
 #include "ckpt/publish.h"
+#include "support/ok.h"
 #include "support/random.h"
 
-#define OK(call) assert_int_equal(call, RS_OK)
 #define SOURCE_BYTES (3 << 20)
 #define TENSORS 9
 
@@ -119,8 +119,9 @@ static wanted make(uint64_t *random, int files)
                 w.bytes[f] = add_bytes(w.bytes[f], at, content + 1000, (int64_t)given);
                 break;
             case 1:
-                OK(rs_output_align(&w.output, 64));
-                w.bytes[f] = add_bytes(w.bytes[f], at, (char[64]){0}, (64 - at % 64) % 64);
+                given = (size_t)((64 - at % 64) % 64);
+                OK(rs_output_bytes(&w.output, (char[64]){0}, given, NULL));
+                w.bytes[f] = add_bytes(w.bytes[f], at, (char[64]){0}, (int64_t)given);
                 break;
             case 2:
                 if (w.rooms[f] != SIZE_MAX)
