@@ -13,7 +13,8 @@
  * being killed meanwhile changes nothing.
  *
  * Of a former world on several hosts, parameters may be behind that a rank keeps and one on another
- * host updates: they are published again, as after every step.
+ * host updates: they are published first (publish.h), as after every step, so that all that is left
+ * agrees.
  */
 #include "train/attach.h"
 
@@ -31,6 +32,7 @@
 #include "train/comm.h"
 #include "train/estate.h"
 #include "train/nodes.h"
+#include "train/publish.h"
 #include "train/save.h"
 #include "train/twophase.h"
 
@@ -54,12 +56,19 @@ static bool mirrors_alike(const rs_job *job, const rs_layout *layout)
     return true;
 }
 
+/* Whether the layout is the former world's; `*layout` is this one's. */
+static bool is_same_layout(const rs_job *job, rs_layout *layout)
+{
+    rs_layout former;
+    return rs_attaches(job) && rs_layout_parse(job->options->attach_layout, &former) == RS_OK &&
+           rs_layout_parse(job->options->layout, layout) == RS_OK &&
+           rs_layout_equal(&former, layout);
+}
+
 bool rs_attaches_alike(const rs_job *job)
 {
-    rs_layout former, layout;
-    return rs_attaches(job) && rs_layout_parse(job->options->attach_layout, &former) == RS_OK &&
-           rs_layout_parse(job->options->layout, &layout) == RS_OK &&
-           rs_layout_equal(&former, &layout) && mirrors_alike(job, &layout);
+    rs_layout layout;
+    return is_same_layout(job, &layout) && mirrors_alike(job, &layout);
 }
 
 /* Rank 0, who has the record, tells the others. */
@@ -342,7 +351,7 @@ static rs_status mend(rs_job *job, const bool *lost, int64_t *bytes)
         memcpy(job->sums, m.words_after, rs_sums_word_count(job->space) * sizeof *job->sums);
         job->sums_step = job->step;
     }
-    *bytes = report.node_bytes + report.remote_bytes;
+    *bytes += report.node_bytes + report.remote_bytes;
     mending_fini(job, &m);
     return status;
 }
@@ -366,6 +375,26 @@ static rs_status find_lost(rs_job *job, bool **out, bool *any)
     return RS_OK;
 }
 
+/* Gives parameters that are behind to who keeps them: only then are all copies of one equal. */
+static rs_status publish(rs_job *job, const bool *lost, int64_t *bytes)
+{
+    const rs_ledger *ledger = job->state.ledger;
+    bool mine = ledger != NULL && is_at(ledger, job->step) && !is_whole(ledger, job->step), any;
+    const rs_published all = {&job->state, rs_job_mirrors(job), lost};
+    bool *behind = rs_calloc((size_t)job->ranks, sizeof *behind);
+    rs_status status = rs_job_agree(
+        job, behind != NULL ? RS_OK : rs_error_memory((size_t)job->ranks * sizeof *behind));
+    if (status == RS_OK) {
+        MPI_Allreduce(&mine, &any, 1, MPI_C_BOOL, MPI_LOR, job->comm);
+        MPI_Allgather(&mine, 1, MPI_C_BOOL, behind, 1, MPI_C_BOOL, job->comm);
+        status = any ? rs_publish(job->comm, &all, behind, bytes) : RS_OK;
+    }
+    if (status == RS_OK && mine)
+        rs_ledger_settle(job->state.ledger, job->step);
+    free(behind);
+    return status;
+}
+
 /* Ranks that have their arenas have their state; the others get theirs. */
 static rs_status attach_alike(rs_job *job, int64_t *bytes)
 {
@@ -373,7 +402,9 @@ static rs_status attach_alike(rs_job *job, int64_t *bytes)
     RS_TRY(find_lost(job, &lost, &any));
     job->step = job->options->attach_step;
     rs_crash_step(job->step);
-    rs_status status = any ? mend(job, lost, bytes) : RS_OK;
+    rs_status status = publish(job, lost, bytes);
+    if (status == RS_OK && any)
+        status = mend(job, lost, bytes);
     free(lost);
     return status;
 }
@@ -406,28 +437,6 @@ rs_status rs_attach_state(rs_job *job)
         RS_TRY(attach_otherwise(job, &bytes));
     MPI_Allreduce(&bytes, &all, 1, MPI_INT64_T, MPI_SUM, job->comm);
     return rs_job_agree(job, job->rank == 0 ? settle_directory(job, all) : RS_OK);
-}
-
-bool rs_attach_is_behind(const rs_job *job)
-{
-    const rs_ledger *ledger = job->state.ledger;
-    return rs_attaches_alike(job) && ledger != NULL && is_at(ledger, job->step) &&
-           !is_whole(ledger, job->step);
-}
-
-/* What mend() has summed stays right: its certificate holds only where all copies of a parameter
- * are equal, that of the rank that updates it among them, so publishing changes none that was
- * summed. */
-void rs_attach_derive(rs_job *job)
-{
-    bool mine = rs_attach_is_behind(job), any;
-    if (!rs_attaches_alike(job))
-        return;
-    MPI_Allreduce(&mine, &any, 1, MPI_C_BOOL, MPI_LOR, job->comm);
-    if (any && job->trainer != NULL)
-        rs_trainer_publish(job->trainer);
-    if (mine)
-        rs_ledger_settle(job->state.ledger, job->step);
 }
 
 rs_status rs_attach_settle(rs_job *job)

@@ -20,12 +20,6 @@ rs_status rs_attach_begin(rs_job *job) RS_MUST_CHECK;
  * over job->comm. */
 rs_status rs_attach_state(rs_job *job) RS_MUST_CHECK;
 
-/* Parameters that others update, where they are behind; then the state is whole. Collective over
- * job->comm, after the trainer was made. */
-void rs_attach_derive(rs_job *job);
-/* True if this rank's are. Local. */
-bool rs_attach_is_behind(const rs_job *job);
-
 /* After the job's record names the new state: the former generation goes. Local. */
 rs_status rs_attach_settle(rs_job *job) RS_MUST_CHECK;
 

@@ -7,7 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/error.h"
+
+#define MESSAGE ((int64_t)1 << 30) /* bytes of one message at most */
 
 static int count_of(size_t count)
 {
@@ -33,6 +36,26 @@ void rs_comm_send(MPI_Comm comm, int to, int tag, const void *data, size_t bytes
 void rs_comm_receive(MPI_Comm comm, int from, int tag, void *data, size_t bytes)
 {
     MPI_Recv(data, count_of(bytes), MPI_BYTE, from, tag, comm, MPI_STATUS_IGNORE);
+}
+
+size_t rs_comm_messages(int64_t bytes)
+{
+    return (size_t)rs_ceil_div(bytes, MESSAGE);
+}
+
+int rs_comm_post_bytes(
+    MPI_Comm comm, bool sends, int peer, int tag, void *data, int64_t bytes, MPI_Request *requests)
+{
+    int posted = 0;
+    for (int64_t done = 0; done < bytes; done += MESSAGE) {
+        char *at = (char *)data + done;
+        int n = (int)rs_min64(MESSAGE, bytes - done);
+        if (sends)
+            MPI_Isend(at, n, MPI_BYTE, peer, tag, comm, &requests[posted++]);
+        else
+            MPI_Irecv(at, n, MPI_BYTE, peer, tag, comm, &requests[posted++]);
+    }
+    return posted;
 }
 
 void rs_comm_sum_words(MPI_Comm comm, uint64_t *words, size_t count)

@@ -7,6 +7,7 @@
 #define RS_TRAIN_COMM_H
 
 #include <mpi.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,6 +27,12 @@ void rs_comm_broadcast(MPI_Comm comm, int root, void *data, size_t bytes);
 void rs_comm_gather(MPI_Comm comm, int root, const void *mine, size_t bytes, void *all);
 void rs_comm_send(MPI_Comm comm, int to, int tag, const void *data, size_t bytes);
 void rs_comm_receive(MPI_Comm comm, int from, int tag, void *data, size_t bytes);
+
+/* Posts `bytes` at `data` to `peer`, or from it, in as many messages as that takes, and returns how
+ * many: rs_comm_messages(bytes). */
+size_t rs_comm_messages(int64_t bytes);
+int rs_comm_post_bytes(
+    MPI_Comm comm, bool sends, int peer, int tag, void *data, int64_t bytes, MPI_Request *requests);
 
 /* The sums of everybody's words, mod 2^64, on every rank. Collective. */
 void rs_comm_sum_words(MPI_Comm comm, uint64_t *words, size_t count);

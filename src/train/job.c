@@ -127,8 +127,7 @@ static rs_status begin_state(rs_job *job)
     RS_TRY(rs_saver_create(job, &job->saver));
     if (job->state.arena == NULL)
         return RS_OK;
-    if (!rs_attach_is_behind(job))
-        rs_ledger_settle(job->state.ledger, job->step);
+    rs_ledger_settle(job->state.ledger, job->step);
     return rs_arena_commit(job->state.arena, job->step);
 }
 
@@ -181,7 +180,6 @@ static rs_status set_up(rs_job *job)
     while (!rs_world_build(&job->world))
         continue;
     RS_TRY(rs_job_agree(job, begin_trainer(job)));
-    rs_attach_derive(job);
     if (is_guest(job)) {
         RS_TRY(rs_takeover_run(job));
         job->guest = job->ended;

@@ -13,15 +13,14 @@
 #include <mpi.h>
 #include <stdlib.h>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/comm.h"
 #include "train/group.h"
 #include "train/muon.h"
 #include "train/twophase.h"
 
-#define MESSAGE ((int64_t)1 << 30) /* bytes of one message at most */
-#define TAG_MIRROR 85              /* and the three after it */
+#define TAG_MIRROR 85 /* and the three after it */
 
 /* Memory that goes to a rank, or comes from one. */
 typedef struct part {
@@ -44,6 +43,11 @@ struct rs_mirror {
 };
 
 /* ---- setting up ---- */
+
+static int64_t part_bytes(const part *p)
+{
+    return p->count * (int64_t)sizeof(float);
+}
 
 static void add_part(rs_mirror *m, const part *p)
 {
@@ -89,7 +93,7 @@ static void add_mirrored(rs_mirror *m, const rs_mirrored_work *w, bool direction
 static rs_status make_parts(rs_mirror *m, const rs_state *state, const rs_optimizer *optimizer)
 {
     int count = rs_twophase_mirrored_count(state);
-    int64_t requests = 0;
+    size_t requests = 0;
     rs_mirrored_work *works = rs_calloc((size_t)count, sizeof *works);
     m->parts = rs_calloc(2 * ((size_t)count + RS_MESHES_BOTH), sizeof *m->parts);
     rs_status status =
@@ -105,10 +109,10 @@ static rs_status make_parts(rs_mirror *m, const rs_state *state, const rs_optimi
     }
     free(works);
     for (int i = 0; i < m->part_count; i++)
-        requests += rs_ceil_div(m->parts[i].count * (int64_t)sizeof(float), MESSAGE);
-    m->requests = rs_calloc((size_t)requests, sizeof *m->requests);
+        requests += rs_comm_messages(part_bytes(&m->parts[i]));
+    m->requests = rs_calloc(requests, sizeof *m->requests);
     if (status == RS_OK && m->requests == NULL)
-        status = rs_error_memory((size_t)requests * sizeof *m->requests);
+        status = rs_error_memory(requests * sizeof *m->requests);
     return status;
 }
 
@@ -165,16 +169,9 @@ static void post(rs_mirror *m, int begin, int end)
     for (int pass = 0; pass < 2; pass++)
         for (int i = begin; i < end; i++) {
             const part *p = &m->parts[i];
-            int64_t bytes = p->count * (int64_t)sizeof(float);
-            for (int64_t done = 0; done < bytes && p->sends == (pass == 1); done += MESSAGE) {
-                char *data = (char *)p->data + done;
-                int n = (int)rs_min64(MESSAGE, bytes - done);
-                MPI_Request *request = &m->requests[m->posted++];
-                if (p->sends)
-                    MPI_Isend(data, n, MPI_BYTE, p->peer, p->tag, m->comm, request);
-                else
-                    MPI_Irecv(data, n, MPI_BYTE, p->peer, p->tag, m->comm, request);
-            }
+            if (p->sends == (pass == 1))
+                m->posted += rs_comm_post_bytes(m->comm, p->sends, p->peer, p->tag, p->data,
+                    part_bytes(p), m->requests + m->posted);
         }
 }
 

@@ -36,9 +36,9 @@
 #include "reshard/model.h"
 #include "reshard/move.h"
 #include "reshard/plan.h"
-#include "train/group.h"
 #include "train/metrics.h"
 #include "train/nodes.h"
+#include "train/publish.h"
 #include "train/twophase.h"
 
 /* A crashed job. */
@@ -275,66 +275,29 @@ static rs_status copy_part(
     return RS_OK;
 }
 
-/* The first rank that is left of those that update what `h` says, mirrors after owners; -1: none.
- * `own`: the rank itself does. */
-static int find_updater(const dead *d, const rs_state *to, int mesh, const rs_holding_list *list,
-    const rs_holding *h, bool *own)
-{
-    int found = -1;
-    *own = false;
-    for (size_t k = 0; k < 2 * h->count; k++) {
-        int rank = list->ranks[h->first + k % h->count];
-        if (k >= h->count)
-            rank = d->record.nodes != NULL ? rs_layout_mirror(&d->layout, mesh == RS_MESH_EXPERTS,
-                                                 d->record.nodes, rank)
-                                           : -1;
-        *own = *own || rank == to->rank;
-        if (found < 0 && rank >= 0 && !d->lost[rank])
-            found = rank;
-    }
-    return found;
-}
+/* A rank that is given what others update. */
+typedef struct behind {
+    const dead *d;
+    int rank;
+} behind;
 
-/* Of one shard of a parameter, what other ranks update. */
-static rs_status copy_shard(
-    const dead *d, const rs_state *to, const rs_shard *shard, rs_holding_list *list)
+static rs_status give_part(void *context, int from, int tensor, const rs_box *part)
 {
-    int role = rs_state_update_role(to, shard->tensor);
-    int mesh = rs_group_mesh(rs_space_tensor(d->space, shard->tensor));
-    if (role < 0)
-        return RS_OK;
-    RS_TRY(rs_placement_locate(to->flat, shard->tensor, role, &shard->box, list));
-    for (size_t i = 0; i < list->count; i++) {
-        const rs_holding *h = &list->items[i];
-        rs_box part;
-        bool own;
-        int from = find_updater(d, to, mesh, list, h, &own);
-        if (own || !rs_box_intersect(&h->box, &shard->box, &part))
-            continue;
-        if (from < 0 && d->part)
-            return RS_ERR_PEER;
-        if (from < 0)
-            return rs_error_set(RS_ERR_NOT_FOUND, "who updates %s is lost",
-                rs_space_tensor(d->space, shard->tensor)->name);
-        RS_TRY(copy_part(d, from, to, shard->tensor, &part));
-    }
-    return RS_OK;
+    const behind *b = context;
+    if (from < 0 && b->d->part)
+        return RS_ERR_PEER;
+    if (from < 0)
+        return rs_error_set(
+            RS_ERR_NOT_FOUND, "who updates %s is lost", rs_space_tensor(b->d->space, tensor)->name);
+    return copy_part(b->d, from, &b->d->states[b->rank], tensor, part);
 }
 
 /* Gives rank `r` the parameters that it keeps and others update: where the optimizer is sharded. */
 static rs_status copy_published(const dead *d, int r)
 {
-    const rs_state *to = &d->states[r];
-    rs_shard_list shards = {0};
-    rs_holding_list list = {0};
-    rs_status status = RS_OK;
-    if (d->layout.zero > 0)
-        status = rs_placement_shards(to->own, r, to->roles.param, &shards);
-    for (size_t i = 0; i < shards.count && status == RS_OK; i++)
-        status = copy_shard(d, to, &shards.items[i], &list);
-    rs_holding_list_fini(&list);
-    rs_shard_list_fini(&shards);
-    return status;
+    const rs_published all = {&d->states[r], d->record.nodes, d->lost};
+    behind b = {d, r};
+    return rs_published_parts(&all, r, give_part, &b);
 }
 
 /* All but what follows: the new world sees to that (train/attach.c). */

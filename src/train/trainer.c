@@ -418,11 +418,6 @@ void rs_trainer_update(rs_trainer *e, const rs_update_rate *rate)
     rs_twophase_derived(e->state, rate->step);
 }
 
-void rs_trainer_publish(rs_trainer *e)
-{
-    rs_supply_publish(e->supply);
-}
-
 const rs_sums *rs_trainer_sums(rs_trainer *e)
 {
     return rs_update_sums(e->update);

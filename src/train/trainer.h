@@ -42,10 +42,6 @@ void rs_trainer_direct(rs_trainer *trainer, const rs_update_rate *rate);
  * layout. */
 void rs_trainer_update(rs_trainer *trainer, const rs_update_rate *rate);
 
-/* Gives all ranks the parameters that others update, as the end of an update does. Collective over
- * the layout. */
-void rs_trainer_publish(rs_trainer *trainer);
-
 /* Sums of this rank's part of the state as it is now. */
 const rs_sums *rs_trainer_sums(rs_trainer *trainer);
 
