@@ -326,29 +326,52 @@ static void settle(supervisor *s)
     change_note_worlds(s);
 }
 
+/* Across which nodes the new world mirrors: its ranks' hosts. */
+static rs_status note_nodes(const supervisor *s, rs_record *record)
+{
+    const json_t *hosts = json_object_get(s->other->from, "hosts_now");
+    size_t count = s->options->redundancy > 0 ? json_array_size(hosts) : 0;
+    int *nodes = count > 0 ? rs_calloc(count, sizeof *nodes) : NULL;
+    if (count > 0 && nodes == NULL)
+        return rs_error_memory(count * sizeof *nodes);
+    for (size_t r = 0; r < count; r++)
+        nodes[r] = (int)json_integer_value(json_array_get(hosts, r));
+    free(record->nodes);
+    record->nodes = nodes;
+    record->node_count = count;
+    return RS_OK;
+}
+
+/* Names the new world's arenas in the record that there is. */
+static rs_status replace_record(const supervisor *s)
+{
+    rs_record record;
+    RS_TRY(rs_record_read(s->options->job, &record));
+    rs_crash_point("change.record");
+    record.generation = s->other->generation;
+    memcpy(record.layout, s->other->layout, sizeof record.layout);
+    rs_status status = note_nodes(s, &record);
+    if (status == RS_OK)
+        status = rs_record_write(s->options->job, &record);
+    rs_record_fini(&record);
+    return status;
+}
+
 /* From here on the new world's arenas are the job's state. What is on disk after a failure is not
  * known; then the old world's are again, or the job ends with both generations kept. */
 static void commit(supervisor *s)
 {
-    rs_record record;
-    rs_status status = rs_record_read(s->options->job, &record);
+    rs_record former;
+    rs_status status = rs_record_read(s->options->job, &former);
     if (status == RS_OK) {
-        int generation = record.generation;
-        char layout[RS_LAYOUT_TEXT];
-        memcpy(layout, record.layout, sizeof layout);
-        rs_crash_point("change.record");
-        record.generation = s->other->generation;
-        memcpy(record.layout, s->other->layout, sizeof record.layout);
-        status = rs_record_write(s->options->job, &record);
+        status = replace_record(s);
         if (status != RS_OK) {
             give_up(s, rs_error_message());
-            record.generation = generation;
-            memcpy(record.layout, layout, sizeof record.layout);
-            if (rs_record_write(s->options->job, &record) != RS_OK)
+            if (rs_record_write(s->options->job, &former) != RS_OK)
                 fprintf(stderr, "reshard train: the job's record cannot be written: %s\n",
                     rs_error_message());
         }
-        rs_record_fini(&record);
+        rs_record_fini(&former);
     } else {
         give_up(s, rs_error_message());
     }

@@ -107,7 +107,7 @@ static const cli_option train_options[] = {
 
     {CLI_INT, "redundancy", "N",
         "1: mirror what ZeRO gave to one node alone in another node's memory, so that a node may "
-        "be lost (nodes of one host, see --ranks-per-node)",
+        "be lost (nodes are hosts, or every --ranks-per-node ranks)",
         "0", .target = AT(redundancy)},
 
     {CLI_HEADING, .name = "How it runs"},

@@ -12,6 +12,10 @@
  * plan in which all others keep what they have. Until it is committed it is nobody's state, so
  * being killed meanwhile changes nothing.
  *
+ * Arenas of several hosts are gone on with under the same layout only as they are, because nobody
+ * maps all of them: mirrors stay with the ranks that had them, though these may be on fewer hosts
+ * now. The next change of worlds puts them right.
+ *
  * Of a former world on several hosts, parameters may be behind that a rank keeps and one on another
  * host updates: they are published first (publish.h), as after every step, so that all that is left
  * agrees.
@@ -71,6 +75,30 @@ bool rs_attaches_alike(const rs_job *job)
     return is_same_layout(job, &layout) && mirrors_alike(job, &layout);
 }
 
+/* Mirrors stay as they were. Ranks that the former world had not are on nodes of their own, as far
+ * as they are on different ones now. */
+static rs_status keep_mirrors(rs_job *job)
+{
+    int64_t former = job->former_count;
+    rs_layout layout;
+    if (!job->apart || !is_same_layout(job, &layout))
+        return RS_OK;
+    if (former > 0 && former < job->ranks) {
+        int above = 0;
+        int *nodes = rs_realloc(job->former_nodes, (size_t)job->ranks, sizeof *nodes);
+        if (nodes == NULL)
+            return rs_error_memory((size_t)job->ranks * sizeof *nodes);
+        job->former_nodes = nodes;
+        for (int64_t r = 0; r < former; r++)
+            above = nodes[r] >= above ? nodes[r] + 1 : above;
+        for (int64_t r = former; r < job->ranks; r++)
+            nodes[r] = above + job->node_of[r];
+        job->former_count = job->ranks;
+    }
+    job->mirrors = job->former_nodes;
+    return RS_OK;
+}
+
 /* Rank 0, who has the record, tells the others. */
 rs_status rs_attach_find_nodes(rs_job *job)
 {
@@ -94,7 +122,7 @@ rs_status rs_attach_find_nodes(rs_job *job)
     RS_TRY(rs_job_agree(job, status));
     if (bytes > 0)
         rs_comm_broadcast(job->comm, 0, job->former_nodes, bytes);
-    return RS_OK;
+    return rs_job_agree(job, keep_mirrors(job));
 }
 
 /* Whether a ledger says that the rank's own state is whole at the step of all. */

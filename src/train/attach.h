@@ -10,7 +10,8 @@
 bool rs_attaches(const rs_job *job);
 bool rs_attaches_alike(const rs_job *job);
 
-/* Where what is gone on from is mirrored: job->former_nodes. Collective over job->comm. */
+/* Where what is gone on from is mirrored: job->former_nodes; and so are its mirrors, where they
+ * cannot be others. Collective over job->comm. */
 rs_status rs_attach_find_nodes(rs_job *job) RS_MUST_CHECK;
 
 /* Under the layout of that world: maps this rank's arena; makes one where it is gone. Local. */

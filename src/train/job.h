@@ -88,7 +88,9 @@ typedef struct rs_job {
     rs_keeper *keeper;
     int *node_of; /* nodes as the plan is to see them, by rank */
     int nodes;
-    int *former_nodes; /* where the state that is gone on from is mirrored: nodes of its ranks */
+    bool apart;         /* they are real hosts: a rank maps arenas of its own one alone */
+    const int *mirrors; /* nodes across which the job mirrors; NULL: it does not. Borrowed */
+    int *former_nodes;  /* where the state that is gone on from is mirrored: nodes of its ranks */
     int64_t former_count;
 
     int64_t step; /* committed */

@@ -44,22 +44,18 @@ rs_status rs_job_find_nodes(rs_job *job)
                      "transport arena wants all ranks on one machine, and they are on %d: use auto",
                      job->nodes));
     int size = rs_nodes_size(o);
-    if (o->redundancy > 0 && job->nodes > 1)
-        return rs_job_agree(
-            job, rs_error_set(RS_ERR_UNSUPPORTED,
-                     "redundancy 1 is for ranks on one host, of which every so many are a node "
-                     "(--ranks-per-node), and the ranks are on %d hosts",
-                     job->nodes));
-    if (size == 0)
-        return RS_OK;
-    rs_nodes_fill(job->ranks, size, job->node_of);
-    job->nodes = job->node_of[job->ranks - 1] + 1;
+    job->apart = size == 0 && job->nodes > 1;
+    if (size > 0) {
+        rs_nodes_fill(job->ranks, size, job->node_of);
+        job->nodes = job->node_of[job->ranks - 1] + 1;
+    }
+    job->mirrors = o->redundancy > 0 ? job->node_of : NULL;
     return RS_OK;
 }
 
 const int *rs_job_mirrors(const rs_job *job)
 {
-    return job->options->redundancy > 0 ? job->node_of : NULL;
+    return job->mirrors;
 }
 
 void rs_job_plan_options(const rs_job *job, rs_plan_options *out)

@@ -6,6 +6,9 @@
 #   alone NAME STEPS ARGUMENT...     runs one on this machine as one host
 #   alone_until NAME STEPS STEP ...  the same, stopped after STEP
 #   verdict WHAT CODE TEXT           a check; TEXT explains a failure
+#   wipe NAME HOST                   kills a job's ranks on a host and removes their memory
+#   goes_on NAME RESTARTS WHAT       so many restarts, and further steps
+#   exact NAME                       no restart lost a step
 #   conclude                         the end of the test
 
 reshard=$1
@@ -200,4 +203,42 @@ nothing_left() {
             [ -z "$left" ]
         verdict "$1: nothing is left on host$k" $? "$left"
     done
+}
+
+# wipe NAME HOST [COMMAND...]: kills the ranks there, or has COMMAND do it, and removes their arenas; who would recover
+# them waits meanwhile.
+wipe() {
+    local name=$1 host=$2 watch rank
+    shift 2
+    watch=$(pgrep -f -- " host --job $work/$name .*--name $host( |\$)" ||
+        pgrep -f -- "^$reshard train .*--job $work/$name ")
+    kill -STOP "$watch"
+    "$@"
+    ip netns pids "$hosts_id-${host#host}" | while read -r rank; do
+        grep -qz '^worker$' "/proc/$rank/cmdline" 2>/dev/null && kill -9 "$rank"
+    done
+    on "$host" find /dev/shm -maxdepth 1 -type f -name "reshard-$name-*" -delete
+    kill -CONT "$watch"
+}
+
+# goes_on NAME RESTARTS WHAT
+goes_on() {
+    until_true 60 restarted "$1" "$2"
+    verdict "$3: the world is replaced" $? "$(tail -8 "$work/$1.out")"
+    until_true 60 further "$1"
+    verdict "$3: it goes on" $? "$(tail -8 "$work/$1.out")"
+}
+
+# exact NAME: no restart went back behind the last step that had been told.
+exact() {
+    local text
+    text=$(python3 - "$work/$1/metrics.jsonl" 2>&1 <<'PYTHON'
+import json, sys
+last = 0
+for row in map(json.loads, open(sys.argv[1])):
+    last = max(last, row["step"]) if "loss" in row else last
+    assert row.get("event") != "restart" or row["step"] == last, (last, row)
+PYTHON
+    )
+    verdict "$1: every restart is at the step where it was" $? "$text"
 }

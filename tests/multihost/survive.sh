@@ -27,12 +27,6 @@ done
 begin long 100000 --layout $layout --heartbeat-timeout 8
 until_true 60 stepped long 2
 verdict "it trains" $? "$(tail -5 "$work/long.out")"
-goes_on() {
-    until_true 60 restarted long $2
-    verdict "$1: the world is replaced" $? "$(tail -5 "$work/long.out")"
-    until_true 60 further long
-    verdict "$1: it goes on" $? "$(tail -5 "$work/long.out")"
-}
 helped() {
     pgrep -f -- " host --job $work/long " >/dev/null
 }
@@ -40,11 +34,11 @@ rank() {
     cut -d' ' -f1 "$(echo "$work"/long/ranks/*-"$1")"
 }
 kill -9 "$(rank 3)"
-goes_on "a rank of the far host killed" 1
+goes_on long 1 "a rank of the far host killed"
 kill -STOP "$(rank 2)"
-goes_on "one stopped" 2
+goes_on long 2 "one stopped"
 kill -9 "$(pgrep -f "mpirun.*--job $work/long ")"
-goes_on "the launcher killed" 3
+goes_on long 3 "the launcher killed"
 step=$(last_step long)
 kill -9 "$(pgrep -f -- " host --job $work/long ")"
 until_true 60 stepped long $((step + 3))
