@@ -78,7 +78,9 @@ typedef struct rs_plan_figures {
  * The plan of `rank` from `from` to `to` (placements of the same space). A rank beyond either world
  * holds nothing there. The caller owns `*out`; the placements are borrowed and must outlive it.
  * RS_ERR_MISMATCH names an element (tensor, role, index) that the rank needs and nobody holds.
- * Cost: grows with the pieces of the rank's own shards.
+ * Cost: grows with the pieces of the rank's own shards; and with those of all ranks that can take
+ * over from each other what it takes or gives between nodes (with layouts, the old pipeline stages
+ * that it has to do with).
  */
 rs_status rs_plan_create(const rs_placement *from, const rs_placement *to, int rank,
     const rs_plan_options *options, rs_plan **out) RS_MUST_CHECK;
@@ -116,10 +118,8 @@ rs_status rs_plan_peak_tight(
  * How the busiest rank compares with the best that any choice of sources could reach.
  * `bound_kind` says what the bound is: "flow" is the exact min-max over all choices; "max", where
  * that would take too long, is at least max(largest receive, largest forced send, mean), a lower
- * bound. Worlds of more than RS_PLAN_FLOW_RANKS ranks are divided equally, and graded by the same
  * bound.
  */
-#define RS_PLAN_FLOW_RANKS 64
 
 typedef struct rs_plan_load {
     int64_t bytes;    /* of this class, all ranks together */

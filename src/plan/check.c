@@ -368,7 +368,6 @@ static rs_status make_plans(proof *p)
     rs_dealer dealer;
     rs_status status;
     RS_TRY_GOTO(rs_dealer_init(&dealer, p->from, p->to, p->options), done);
-    RS_TRY_GOTO(rs_dealer_divide(&dealer), done);
     for (int r = 0; r < p->world; r++)
         RS_TRY_GOTO(rs_plan_create_dealt(&dealer, r, p->options, &p->plans[r]), done);
 done:

@@ -51,7 +51,6 @@ rs_status rs_plan_crossing(const rs_placement *from, const rs_placement *to, int
     copy_list list = {0};
     rs_status status;
     RS_TRY_GOTO(rs_dealer_init(&dealer, from, to, options), done);
-    RS_TRY_GOTO(rs_dealer_divide(&dealer), done);
     for (int r = 0; r < dealer.world; r++)
         if (rs_plan_node_of(options, r) == node)
             RS_TRY_GOTO(add_crossing(&dealer, r, options, &list), done);

@@ -8,10 +8,8 @@
  * cut into one stretch per source, of lengths in the ratio of the sources' weights. So a source
  * serves few targets, a target few sources, and the division is exact to an element.
  *
- * Weights are equal, but for demand that crosses nodes in worlds of up to RS_PLAN_FLOW_RANKS ranks.
- * There the candidates of different pieces overlap in ways that equal parts do not balance, and the
- * whole cluster's demand, one sum per set of candidates, is small: the min-max flow of flow.c gives
- * the weights.
+ * Weights are equal within a node. For demand that crosses nodes parts.c has them, by the demand of
+ * all who could take over from each other.
  *
  * Rounding: a border lies at floor((w L + h) / W) with w of W the weights before it, L the line and
  * h in 0..W-1 drawn from the piece's name. Every part is its ideal length rounded up or down, and
@@ -19,11 +17,10 @@
  *
  * Invariants: a deal depends on the piece alone, so giver and taker find the same; the stretches of
  * a target's deals are disjoint, ascending, and make up the piece. Cost: linear in the piece's
- * holders.
+ * holders, and once for each part of the old world what parts.c looks at.
  */
 #include "plan/deal.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,7 +161,7 @@ void rs_dealer_fini(rs_dealer *dealer)
     free(dealer->node_mark);
     free(dealer->sources.items);
     free(dealer->targets.items);
-    rs_flow_fini(&dealer->flow);
+    rs_parts_fini(&dealer->parts);
     memset(dealer, 0, sizeof *dealer);
 }
 
@@ -196,16 +193,13 @@ static int count_remote(rs_dealer *dealer, const rs_pieces *pieces, const rs_pie
     return remote;
 }
 
-/* The demand for one tensor in the roles of a group. */
-static rs_status tensor_demand(rs_dealer *dealer, rs_pieces *pieces, const rs_role_group *group,
-    int id, rs_demand_visit visit, void *context)
+rs_status rs_dealer_box_demand(rs_dealer *dealer, rs_pieces *pieces, const rs_role_group *group,
+    int tensor, const rs_box *box, rs_demand_visit visit, void *context)
 {
     const rs_space *space = rs_placement_space(dealer->from);
-    const rs_tensor *tensor = rs_space_tensor(space, id);
     int64_t largest;
-    int64_t element_bytes = rs_role_group_bytes(space, group, id, &largest);
-    rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
-    RS_TRY(rs_pieces_cut(pieces, dealer->from, dealer->to, id, group->roles[0], &whole));
+    int64_t element_bytes = rs_role_group_bytes(space, group, tensor, &largest);
+    RS_TRY(rs_pieces_cut(pieces, dealer->from, dealer->to, tensor, group->roles[0], box));
     for (size_t i = 0; i < pieces->count; i++) {
         const rs_piece *piece = &pieces->items[i];
         size_t count;
@@ -227,32 +221,19 @@ rs_status rs_dealer_demand(rs_dealer *dealer, rs_demand_visit visit, void *conte
         return RS_OK;
     rs_role_group groups[RS_MAX_ROLES];
     int group_count = rs_role_groups(dealer->from, dealer->to, groups);
-    int tensors = rs_space_tensor_count(rs_placement_space(dealer->from));
+    const rs_space *space = rs_placement_space(dealer->from);
     rs_pieces pieces = {0};
     rs_status status = RS_OK;
     for (int g = 0; g < group_count; g++)
-        for (int t = 0; t < tensors; t++)
-            RS_TRY_GOTO(tensor_demand(dealer, &pieces, &groups[g], t, visit, context), done);
+        for (int t = 0; t < rs_space_tensor_count(space); t++) {
+            const rs_tensor *tensor = rs_space_tensor(space, t);
+            rs_box whole = rs_box_whole(tensor->ndim, tensor->shape);
+            RS_TRY_GOTO(
+                rs_dealer_box_demand(dealer, &pieces, &groups[g], t, &whole, visit, context), done);
+        }
 done:
     rs_pieces_fini(&pieces);
     return status;
-}
-
-static rs_status add_to_flow(
-    void *context, const rs_dealer *dealer, const int *sources, size_t count, int64_t bytes)
-{
-    (void)dealer;
-    return rs_flow_add(context, sources, count, bytes);
-}
-
-rs_status rs_dealer_divide(rs_dealer *dealer)
-{
-    if (dealer->nodes < 2 || dealer->world > RS_PLAN_FLOW_RANKS)
-        return RS_OK;
-    RS_TRY(rs_dealer_demand(dealer, add_to_flow, &dealer->flow));
-    RS_TRY(rs_flow_solve(&dealer->flow));
-    dealer->by_flow = !dealer->flow.crowded;
-    return RS_OK;
 }
 
 /* Fills the scratch lists: the old holders on `node`, and the new ones there that are no old ones;
@@ -315,19 +296,16 @@ static int64_t line_begin(const line *l, size_t k)
     return (int64_t)(((wide)before * l->length + l->shift) / l->weight);
 }
 
-static rs_status make_line(const rs_dealer *dealer, const rs_pieces *pieces, const rs_piece *piece,
+/* The line of what is in the scratch lists. */
+static rs_status make_line(rs_dealer *dealer, const rs_pieces *pieces, const rs_piece *piece,
     int tensor, int role, bool remote, line *out)
 {
     *out = (line){.weight = (int64_t)dealer->sources.count};
     if (!rs_mul_fits(piece->elements, (int64_t)dealer->targets.count, &out->length))
         return rs_error_set(RS_ERR_OVERFLOW, "the bytes to move do not fit 64 bits");
-    if (remote && dealer->by_flow) {
-        const rs_flow_group *group =
-            rs_flow_find(&dealer->flow, dealer->sources.items, dealer->sources.count);
-        assert(group != NULL && group->demand > 0);
-        out->ends = dealer->flow.ends + group->first;
-        out->weight = group->demand;
-    }
+    if (remote && dealer->sources.count > 1)
+        RS_TRY(rs_parts_divide(
+            dealer, dealer->sources.items, dealer->sources.count, &out->ends, &out->weight));
     uint64_t number = draw(tensor, role, rs_piece_boxes(pieces, piece));
     out->shift = (int64_t)(number % (uint64_t)out->weight);
     return RS_OK;

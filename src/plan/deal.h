@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "plan/flow.h"
 #include "plan/pieces.h"
+#include "plan/parts.h"
 #include "reshard/plan.h"
 
 /* The roles that are cut alike in the old placement and alike in the new one: what is decided for
@@ -45,24 +45,19 @@ typedef struct rs_dealer {
     const rs_placement *to;
     int world; /* the larger of both */
     int nodes;
-    int *node_of; /* 0..nodes-1, of each rank */
-    bool by_flow; /* remote demand is divided as `flow` says, else equally */
-    rs_flow flow;
+    int *node_of;   /* 0..nodes-1, of each rank */
+    rs_parts parts; /* grows as pieces ask for it */
     int *node_mark; /* which nodes have a source of the piece at hand: those with `mark` */
     int mark;
     rs_int_list sources; /* scratch */
     rs_int_list targets;
 } rs_dealer;
 
-/* Checks the arguments that all plans share. Call rs_dealer_divide next. The caller releases it
- * with rs_dealer_fini, after a failure too. */
+/* Checks the arguments that all plans share. The caller releases it with rs_dealer_fini, after a
+ * failure too. */
 rs_status rs_dealer_init(rs_dealer *dealer, const rs_placement *from, const rs_placement *to,
     const rs_plan_options *options) RS_MUST_CHECK;
 void rs_dealer_fini(rs_dealer *dealer);
-
-/* In worlds of up to RS_PLAN_FLOW_RANKS ranks on several nodes, looks at the demand of the whole
- * cluster to divide it best; elsewhere does nothing. */
-rs_status rs_dealer_divide(rs_dealer *dealer) RS_MUST_CHECK;
 
 /* `role` stands for its group (its first role). Appends what `rank`, a new holder of the piece and
  * no old one, takes from whom. RS_ERR_NOT_FOUND, without detail, if nobody has the piece. */
@@ -76,6 +71,11 @@ rs_status rs_dealer_give(rs_dealer *dealer, const rs_pieces *pieces, const rs_pi
 /* Told of `bytes` that must cross between nodes, and of all ranks that hold them. */
 typedef rs_status (*rs_demand_visit)(
     void *context, const rs_dealer *dealer, const int *sources, size_t count, int64_t bytes);
+
+/* Tells of what must cross between nodes of a box of a tensor, in the roles of `group`. `pieces` is
+ * scratch. */
+rs_status rs_dealer_box_demand(rs_dealer *dealer, rs_pieces *pieces, const rs_role_group *group,
+    int tensor, const rs_box *box, rs_demand_visit visit, void *context) RS_MUST_CHECK;
 
 /* Tells of everything that must cross between nodes in the whole cluster. */
 rs_status rs_dealer_demand(rs_dealer *dealer, rs_demand_visit visit, void *context) RS_MUST_CHECK;

@@ -17,8 +17,8 @@
  * is one and a bound that is one, and `exact` says that they do not meet.
  *
  * Invariants: ends within a group ascend to its demand; load[s] is the sum of what s supplies.
- * The result depends on the groups alone, not on the order in which they were added.
- * Cost: a chain is found in O(members of all groups).
+ * The result depends on the groups alone, not on the order in which they were added; so does
+ * whether there are too many. Cost: a chain is found in O(members of all groups).
  */
 #include "plan/flow.h"
 
@@ -89,7 +89,7 @@ rs_status rs_flow_add(rs_flow *flow, const int *suppliers, size_t count, int64_t
         return RS_OK;
     }
     if (count > 1 &&
-        (flow->count >= RS_FLOW_GROUPS || flow->member_count + count > RS_FLOW_MEMBERS)) {
+        (flow->shared >= RS_FLOW_GROUPS || flow->shared_members + count > RS_FLOW_MEMBERS)) {
         flow->crowded = true;
         return RS_OK;
     }
@@ -102,6 +102,10 @@ rs_status rs_flow_add(rs_flow *flow, const int *suppliers, size_t count, int64_t
     flow->groups[at] = (rs_flow_group){flow->member_count, count, demand};
     flow->member_count += count;
     flow->count++;
+    if (count > 1) {
+        flow->shared++;
+        flow->shared_members += count;
+    }
     return RS_OK;
 }
 

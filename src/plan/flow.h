@@ -8,8 +8,8 @@
 
 #include "reshard/status.h"
 
-/* What a flow takes upon itself: sets of more than one supplier, and members of all sets together.
- * Further sets only count in the total. */
+/* What a flow takes upon itself: sets of more than one supplier, and members of all those together.
+ * Further ones only count in the total. */
 #define RS_FLOW_GROUPS ((size_t)1 << 14)
 #define RS_FLOW_MEMBERS ((size_t)1 << 22)
 
@@ -28,6 +28,8 @@ typedef struct rs_flow {
     int *members;
     size_t member_count;
     size_t member_capacity;
+    size_t shared; /* groups of more than one supplier */
+    size_t shared_members;
     int suppliers; /* the highest number of one, plus 1 */
     int64_t total;
     bool crowded; /* there were too many sets: they are not divided */

@@ -18,7 +18,7 @@
  * Invariants:
  *  1. A piece is a function of the two placements and any one of its elements. Its boxes too: they
  * are cut out of the intersection of its covers by the covers that meet it, in the order of
- *     rs_box_compare; the query plays no part.
+ *     rs_box_compare; a query that is one of the covers plays no part, any other clips them.
  *  2. The pieces of a query are disjoint, and with the elements that nobody holds they make it up.
  *  3. Every box of a piece lies in one shard of each of its holders (shards of a holder do not
  * overlap).
@@ -294,7 +294,7 @@ static rs_status cut_piece(
 }
 
 /* Makes a piece of fragments order[begin .. end - 1], which lie in the same covers. */
-static rs_status make_piece(rs_pieces *pieces, size_t begin, size_t end)
+static rs_status make_piece(rs_pieces *pieces, const rs_box *query, size_t begin, size_t end)
 {
     const rs_cutter *cutter = &pieces->cutter;
     const rs_fragment *some = &cutter->fragments[pieces->order.items[begin]];
@@ -303,8 +303,8 @@ static rs_status make_piece(rs_pieces *pieces, size_t begin, size_t end)
     for (size_t i = begin; i < end; i++)
         piece.elements += rs_box_volume(&cutter->fragments[pieces->order.items[i]].box);
 
-    rs_box around = pieces->covers.items[inside[0]].box;
-    for (size_t i = 1; i < some->count; i++)
+    rs_box around = *query;
+    for (size_t i = 0; i < some->count; i++)
         rs_box_intersect(&around, &pieces->covers.items[inside[i]].box, &around);
     if (rs_box_volume(&around) == piece.elements) {
         RS_TRY(RS_LIST_RESERVE_ONE(&pieces->boxes));
@@ -368,7 +368,7 @@ rs_status rs_pieces_cut(rs_pieces *pieces, const rs_placement *from, const rs_pl
                same_covers(&pieces->cutter, order->items[begin], order->items[end]))
             end++;
         if (pieces->cutter.fragments[order->items[begin]].count > 0)
-            RS_TRY(make_piece(pieces, begin, end));
+            RS_TRY(make_piece(pieces, query, begin, end));
     }
     return RS_OK;
 }

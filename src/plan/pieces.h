@@ -94,7 +94,8 @@ void rs_pieces_fini(rs_pieces *pieces);
  * Replaces the contents of `pieces` by the pieces of `query`, a box of `tensor`. Either placement
  * may be NULL: it has no holders then. `role` is used for both. Elements without any holder are in
  * no piece. If `query` is a shard of either placement, each piece is whole: whoever cuts a shard
- * box that it lies in gets the same piece with the same boxes in the same order.
+ * box that it lies in gets the same piece with the same boxes in the same order. Of any other
+ * query, pieces end at its border.
  */
 rs_status rs_pieces_cut(rs_pieces *pieces, const rs_placement *from, const rs_placement *to,
     int tensor, int role, const rs_box *query) RS_MUST_CHECK;

@@ -23,7 +23,8 @@
  *  2. A copy lies in one shard of its source and one of its target.
  *  3. The list with source s and target t is the same in the plan of s and in that of t.
  *
- * Cost: the pieces of the rank's own shards times their holders, and the sorting of its copies.
+ * Cost: the pieces of the rank's own shards times their holders, the sorting of its copies, and
+ * what parts.c looks at.
  */
 #include "plan/plan.h"
 
@@ -444,7 +445,6 @@ rs_status rs_plan_create(const rs_placement *from, const rs_placement *to, int r
     rs_dealer dealer;
     rs_status status;
     RS_TRY_GOTO(rs_dealer_init(&dealer, from, to, options), done);
-    RS_TRY_GOTO(rs_dealer_divide(&dealer), done);
     RS_TRY_GOTO(rs_plan_create_dealt(&dealer, rank, options, out), done);
 done:
     rs_dealer_fini(&dealer);

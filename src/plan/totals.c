@@ -27,7 +27,7 @@ typedef struct counter {
     rs_dealer dealer;
     int64_t *node_in; /* bytes that cross, as planned */
     int64_t *node_out;
-    rs_flow ranks;     /* demand by the ranks that hold it, if the dealer has not that */
+    rs_flow ranks;     /* demand by the ranks that hold it */
     rs_flow nodes;     /* and by their nodes */
     int *source_nodes; /* scratch */
     int64_t bound_in;  /* the most bytes of both classes that a rank receives */
@@ -48,8 +48,7 @@ static rs_status visit_demand(
     void *context, const rs_dealer *dealer, const int *sources, size_t count, int64_t bytes)
 {
     counter *c = context;
-    if (!dealer->by_flow)
-        RS_TRY(rs_flow_add(&c->ranks, sources, count, bytes));
+    RS_TRY(rs_flow_add(&c->ranks, sources, count, bytes));
     int *nodes = c->source_nodes;
     size_t kept = 0;
     bool ascending = true;
@@ -77,13 +76,11 @@ static int64_t largest(const int64_t *values, int count)
 static rs_status find_bounds(counter *c)
 {
     rs_plan_totals *t = &c->totals;
-    const rs_dealer *d = &c->dealer;
-    const rs_flow *ranks = d->by_flow ? &d->flow : &c->ranks;
     RS_TRY(rs_dealer_demand(&c->dealer, visit_demand, c));
     RS_TRY(rs_flow_solve(&c->ranks));
     RS_TRY(rs_flow_solve(&c->nodes));
-    t->bound_kind = ranks->exact ? "flow" : "max";
-    c->bound_out = ranks->bound;
+    t->bound_kind = c->ranks.exact ? "flow" : "max";
+    c->bound_out = c->ranks.bound;
     t->node_bytes_bound = c->nodes.bound;
     return RS_OK;
 }
@@ -141,7 +138,6 @@ static rs_status counter_init(counter *c, const rs_placement *from, const rs_pla
     c->from = from;
     c->to = to;
     RS_TRY(rs_dealer_init(&c->dealer, from, to, options));
-    RS_TRY(rs_dealer_divide(&c->dealer));
     size_t world = (size_t)c->dealer.world;
     size_t nodes = (size_t)c->dealer.nodes;
     c->source_nodes = rs_calloc(world, sizeof *c->source_nodes);

@@ -514,7 +514,6 @@ static bool find_rounding(const trial *t, int64_t *bytes)
     options.chunk_bytes = 0;
     rs_dealer dealer;
     NEED(rs_dealer_init(&dealer, t->from, t->to, &options));
-    NEED(rs_dealer_divide(&dealer));
     for (int r = 0; r < t->world; r++) {
         rs_plan *plan;
         size_t count;

@@ -446,7 +446,7 @@ static void test_layouts(void **state)
     const char *pairs[][2] = {
         {"tp=7", "tp=5"}, {"pp=3,dp=5,zero=1", "tp=13"}, {"tp=11,zero=1", "dp=11,zero=1"},
         {"tp=2,pp=2,dp=4,zero=1", "tp=3,pp=2,dp=2"}, {"dp=17,zero=3", "tp=2,pp=3,dp=2,zero=1"},
-        {"tp=4,pp=2,dp=9,zero=1", "tp=8,pp=2,dp=5,zero=1"}, /* 72 and 80 ranks: dealt equally */
+        {"tp=4,pp=2,dp=9,zero=1", "tp=8,pp=2,dp=5,zero=1"}, /* 72 and 80 ranks */
     };
     rs_model model;
     rs_space *space;
