@@ -530,6 +530,8 @@ static bool take_change(supervisor *s, world *w, const char *what, const json_t 
         take_elsewhere(s, word);
     } else if (!is_new && strcmp(what, "training") == 0) {
         take_training(s, word);
+    } else if (!is_new && strcmp(what, "recorded") == 0) {
+        w->recorded = true;
     } else {
         return false;
     }

@@ -232,6 +232,21 @@ static int check_required(const cli_command *command, const train_args *a)
     return -1;
 }
 
+#define LEAST_PATIENCE 2 /* seconds: ranks and hosts are heard of once in one */
+#define LEAST_PATIENCE_HOSTS 3
+
+/* A time-out within which nobody has to be heard of would find everybody dead. */
+static rs_status check_heartbeat(double patience, bool hosts)
+{
+    int least = hosts ? LEAST_PATIENCE_HOSTS : LEAST_PATIENCE;
+    if (patience >= least)
+        return RS_OK;
+    return rs_error_set(RS_ERR_ARGUMENT,
+        "--heartbeat-timeout: wanted at least %d%s, found %g: signs of life come once a second%s",
+        least, hosts ? " over several hosts" : "", patience,
+        hosts ? ", and rank 0 ends its world when none was answered for 0.6 of the time" : "");
+}
+
 /* How the hosts of a job that goes on are reached, as it said when it began. */
 static rs_status take_agent(rs_train_options *o)
 {
@@ -253,13 +268,17 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
     fleet hosts = {.count = 0};
     o->supervised = true;
     launch_hold_signals();
-    rs_status status = o->resume == 0 ? room_check(o) : RS_OK;
+    rs_status status = check_heartbeat(args->heartbeat, o->hosts[0] != '\0');
+    if (status == RS_OK && o->resume == 0)
+        status = room_check(o);
     if (status == RS_OK)
         status = rs_control_claim(o->job, o->resume != 0, &lock);
     if (status == RS_OK && o->resume != 0)
         status = take_agent(o);
     if (status == RS_OK && o->resume != 0)
         status = fleet_open(&hosts, o, false);
+    if (status == RS_OK && hosts.count > 0) /* those that it was on count too */
+        status = check_heartbeat(args->heartbeat, true);
     if (status == RS_OK && o->resume != 0)
         status = resume_choose(o, &hosts);
     /* Where the state is there already, the ranks look what more is needed. */

@@ -11,6 +11,9 @@
  * Arenas may be gone, with a node (elastic.md). If others hold all that was in them, nothing is
  * lost; if not, the job goes back to its newest checkpoint.
  *
+ * A world may die before the job has a record, while it boots or makes its arenas. Nothing was
+ * trained then, and the next one begins as it did.
+ *
  * What is not survived: too many deaths, or the same one twice (elastic/survival.h); state that
  * cannot be taken to one step where there is no checkpoint. The job then ends and its state is
  * kept.
@@ -140,13 +143,18 @@ static void keep_active(supervisor *s)
     s->stopped_host = -1;
 }
 
-static bool can_go_on(const supervisor *s)
+static bool ended_badly(const supervisor *s)
 {
     const world *w = s->active;
     bool good = WIFEXITED(w->status) && WEXITSTATUS(w->status) == 0;
-    bool went_back = json_is_true(json_object_get(w->attach, "checkpoint"));
-    return !good && !s->stopping && s->stop_signal == 0 &&
-           (went_back || launch_keeps_state(s->options));
+    return !good && !s->stopping && s->stop_signal == 0;
+}
+
+/* The job has a state to go on from. */
+static bool has_state(const supervisor *s)
+{
+    bool went_back = json_is_true(json_object_get(s->active->attach, "checkpoint"));
+    return went_back || launch_keeps_state(s->options);
 }
 
 /* The state in memory cannot be gone on from, as the error says. True if there is a checkpoint that
@@ -242,13 +250,17 @@ static bool drop_state(supervisor *s, const death *d)
     return false;
 }
 
-static void tell_restart(const rs_recovery *found, const death *d, int restarts)
+static void tell_restart(const rs_recovery *found, const death *d, bool anew, int restarts)
 {
     if (found->lost > 0)
         fprintf(stderr,
             "reshard train: the arenas of %s are gone; all that they held is in others too\n",
             found->lost_ranks);
-    if (found->generation >= 0)
+    if (anew)
+        fprintf(stderr,
+            "reshard train: %s before the job had begun; beginning again (restart %d)\n", d->text,
+            restarts);
+    else if (found->generation >= 0)
         fprintf(stderr,
             "reshard train: %s after step %" PRId64 "; going on from there (restart %d)\n", d->text,
             found->step, restarts);
@@ -268,7 +280,7 @@ static bool go_on(supervisor *s, const death *d, rescue *r)
     snprintf(v->former, sizeof v->former, "%s", found->layout);
     v->scheduled = found->generation >= 0 ? s->active->scheduled : 0;
     v->when = cli_now() + rs_survival_pause(&v->deaths);
-    tell_restart(found, d, v->deaths.restarts);
+    tell_restart(found, d, v->anew, v->deaths.restarts);
     note_restart(s, found, d);
     change_died(s);
     if (found->generation < 0 && !drop_state(s, d))
@@ -284,16 +296,32 @@ static bool go_on(supervisor *s, const death *d, rescue *r)
     return true;
 }
 
+/* The world died before there was a record. A rank that ended by its own fault, or that said what
+ * is wrong, would do so again, and so would a launcher that can start none. */
+static bool begin_again(supervisor *s, const death *d, bool known)
+{
+    const world *w = s->active;
+    rescue r = {.found = {.generation = -1}};
+    if (!known || d->own || w->recorded || w->attach != NULL || w->from != NULL)
+        return false;
+    memcpy(r.found.layout, w->layout, sizeof r.found.layout);
+    s->survival.anew = true;
+    return go_on(s, d, &r);
+}
+
 bool revive(supervisor *s)
 {
     death d = {.text = "the world ended"};
     rescue r;
-    if (!can_go_on(s))
+    if (!ended_badly(s))
         return false;
     if (s->active->bereft)
-        return try_again(s);
+        return has_state(s) && try_again(s);
     s->survival.died = rs_wall_seconds();
-    supervisor_death(s, d.text, sizeof d.text, &d.first, &d.own);
+    s->survival.anew = false;
+    bool known = supervisor_death(s, d.text, sizeof d.text, &d.first, &d.own);
+    if (!has_state(s))
+        return begin_again(s, &d, known);
     rs_status status = rescue_job(s->fleet, s->options->job, FENCE_SECONDS, &r);
     bool can = status == RS_OK || can_go_back(s, status, &d, &r.found);
     rs_crash_point("revive.recovered");
@@ -338,10 +366,11 @@ void revive_tend(supervisor *s)
         snprintf(s->verdict, sizeof s->verdict, "no world to go on with: %s", rs_error_message());
         return;
     }
-    s->active->attach = v->generation >= 0
-                            ? json_pack("{s:i,s:s,s:I}", "generation", v->generation, "layout",
-                                  v->former, "step", (json_int_t)v->deaths.step)
-                            : json_pack("{s:b}", "checkpoint", 1);
+    if (v->generation >= 0)
+        s->active->attach = json_pack("{s:i,s:s,s:I}", "generation", v->generation, "layout",
+            v->former, "step", (json_int_t)v->deaths.step);
+    else if (!v->anew)
+        s->active->attach = json_pack("{s:b}", "checkpoint", 1);
     change_note(s, s->active, "started");
     rs_crash_point("revive.started");
 }

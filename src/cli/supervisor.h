@@ -30,6 +30,7 @@ typedef struct survival {
     int lost;        /* slots that are not used any more */
     bool pending;    /* a world is to be started */
     bool takes_over; /* from the dead one, which is still there as `active` */
+    bool anew;       /* it begins as the first one did */
     double when;     /* not before */
     double died;     /* when the world before had ended, in seconds since 1970 */
     char layout[RS_LAYOUT_TEXT];
@@ -71,7 +72,7 @@ typedef struct supervisor {
     bool leaving[RS_HOSTS]; /* hosts that are to be left, as the file of hosts says */
     double hosts_when;      /* the file is looked at again */
     survival survival;
-    char verdict[1400]; /* why the job has ended, where nothing else says it; "" */
+    char verdict[1800]; /* why the job has ended, where nothing else says it; "" */
 } supervisor;
 
 /* ---- change.c ---- */

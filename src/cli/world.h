@@ -58,6 +58,7 @@ typedef struct world {
     double deadline; /* of what was asked last; 0: none */
     double begun;
     bool told;     /* it has said that it trains */
+    bool recorded; /* it has said that the job has a record */
     double looked; /* at its ranks' processes, last */
     double lost;   /* since when one of them is known to have ended; 0: none */
     world_host hosts[WORLD_HOSTS];

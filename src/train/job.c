@@ -136,6 +136,10 @@ static rs_status begin_record(rs_job *job)
 {
     bool unsure;
     RS_TRY(rs_job_record(job, &unsure));
+    if (job->rank == 0 && job->options->member != NULL) {
+        rs_status told = rs_member_tell(job->options->member, "recorded", NULL);
+        (void)told; /* a supervisor that has gone need not know */
+    }
     return rs_job_agree(job, rs_attach_settle(job));
 }
 

@@ -2,7 +2,7 @@
 # Deaths that are counted: the same step twice or the same slot three times by a rank's own fault, and restarts.
 set -u
 . "$(dirname "$0")/lib.sh"
-for name in fault slot often; do
+for name in fault slot often early; do
     declare "$name=cli$name$$"
 done
 
@@ -53,4 +53,34 @@ wait $job || code=$?
 verdict "as often as it may (exit code $code)" $? "$(tail -5 "$often.log")"
 expect 0 'nothing of .* is left in memory' clean "$often"
 check_gone "$often"
+
+# Before the job has a record, while its first world boots: it begins again, but not by a rank's own fault.
+"$reshard" "${train[@]}" "${small[@]}" --steps 6 --job "$early" --layout tp=2 >"$early.log" 2>&1 &
+job=$!
+until_true 20 pgrep -f -- "mpirun.*--job $early "
+kill -9 "$(pgrep -f -- "mpirun.*--job $early ")"
+code=0
+wait $job || code=$?
+[ $code -eq 0 ] && grep -q 'the launcher .* before the job had begun; beginning again (restart 1)' "$early.log"
+verdict "killed before it had begun, it begins again (exit code $code)" $? "$(tail -5 "$early.log")"
+check "every step once" python3 -c "
+import json
+lines = [json.loads(l) for l in open('$early/metrics.jsonl')]
+assert [l['step'] for l in lines if 'loss' in l] == [1, 2, 3, 4, 5, 6], lines
+assert [(l['step'], l['restarts']) for l in lines if l.get('event') == 'restart'] == [(0, 1)], lines
+"
+check_gone "$early"
+for death in record:0:-1 record:0:-1:1:11; do
+    code=0
+    RESHARD_CRASH=$death "$reshard" "${train[@]}" "${small[@]}" --job "$early$death" --layout tp=2 --max-restarts 1 \
+        >"$early.log" 2>&1 || code=$?
+    count=$(grep -c 'beginning again' "$early.log")
+    [ "$code $count" = "1 $([ "$death" = record:0:-1 ] && echo 1 || echo 0)" ]
+    verdict "$death: as often as it may, and not by its own fault (exit code $code, $count times)" $? "$(tail -5 "$early.log")"
+    check_gone "$early$death"
+done
+expect 2 'heartbeat-timeout: wanted at least 2, found 1: ' "${train[@]}" --job "$early" --layout tp=2 --heartbeat-timeout 1
+echo localhost slots=2 >hosts
+expect 2 'heartbeat-timeout: wanted at least 3 over several hosts, found 2: ' "${train[@]}" --job "$early" --layout tp=2 \
+    --hosts hosts --heartbeat-timeout 2
 finish
