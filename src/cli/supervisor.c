@@ -31,6 +31,7 @@
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "cli/resume.h"
 #include "cli/subject.h"
 
 #define TICK_SECONDS 0.05 /* between looks for requests */
@@ -187,6 +188,7 @@ void supervisor_stop(supervisor *s, int number)
 static void use_force(supervisor *s)
 {
     s->stop_limit = 0;
+    s->forced = true;
     if (s->active != NULL)
         world_force(s->active);
     if (s->other != NULL)
@@ -491,6 +493,20 @@ bool supervisor_death(const supervisor *s, char *text, size_t size, noise_death 
     return false;
 }
 
+/* What the deadline after a signal, or a second one, has cost. */
+static void tell_unsaved(const supervisor *s)
+{
+    int64_t saved = resume_newest(s->options), step = last_step(s);
+    if (s->forced && step > 0 && saved < 0)
+        fprintf(stderr, "reshard train: ended by force after step %" PRId64 ", and never saved\n",
+            step);
+    else if (s->forced && step > saved)
+        fprintf(stderr,
+            "reshard train: ended by force after step %" PRId64 ", and saved at step %" PRId64
+            " last: what came after is lost\n",
+            step, saved);
+}
+
 static int conclude(const supervisor *s)
 {
     const cli_command *command = s->launch->command;
@@ -498,6 +514,7 @@ static int conclude(const supervisor *s)
     char text[400];
     noise_death death;
     bool own;
+    tell_unsaved(s);
     if (w == NULL || s->verdict[0] != '\0') {
         if (s->stop_signal != 0)
             return s->stop_signal == SIGTERM || s->stop_signal == SIGUSR1 ? CLI_REQUEUE

@@ -63,6 +63,7 @@ typedef struct supervisor {
     int stops;
     bool stopping;
     double stop_limit;
+    bool forced;            /* the job was not given the time to end well, and to save */
     char stopped_rank[160]; /* the process that showed no sign of life; "" */
     int stopped_host;       /* of the fleet; -1: here, or unknown */
     int draining;           /* host that the change under way leaves; -1 */

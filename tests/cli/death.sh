@@ -89,6 +89,8 @@ begin "$grace" --grace 1
 kill -STOP "$(rank_process "$grace" 1)"
 kill -USR1 $job
 ends "$grace" 138 20 'the step has not ended within 1 s \(--grace\): at once'
+grep -qE '^reshard train: ended by force after step [0-9]+, and never saved$' "$grace.log"
+verdict "it says what that has cost" $? "$(tail -5 "$grace.log")"
 check_clean "$grace"
 
 # SIGUSR1: the step ends, the state is saved, and 75 asks to be started again.
