@@ -1,23 +1,24 @@
 /*
  * Placing local tensors in logical ones.
  *
- * The cut of a tensor over tensor-parallel ranks is, along one dimension, a table of widths
- * [part][rank]: rank t holds, one behind the other, its share of every part; the logical tensor has
+ * The cut of a tensor over tensor-parallel ranks is, along one dimension, for each rank a list of
+ * runs (cut.h): rank t holds, one behind the other, its share of every part; the logical tensor has
  * the parts one behind the other, each whole. One part is the plain cut; a fused gate and up has
- * two, a fused q, k and v three. A replicated tensor has no such dimension, and every rank's is one
- * more copy.
+ * two, a fused q, k and v three, of which ranks may have some in common. A replicated tensor has no
+ * such dimension, and every rank's is one more copy.
  *
  * A piece of a local tensor is a range of its row-major order, which is a few boxes; each box meets
- * each part's share in a box, which is shifted to its place in the logical tensor. Padding rows of
+ * each run in a box, which is shifted to its place in the logical tensor. Padding rows of
  * a vocabulary are clipped away.
  *
  * Invariants:
  * 1. What the catalog gets covers the logical tensor exactly if the locals were complete; the
  *    catalog proves it.
- * 2. With one rank nothing needs to be known about cuts, and no rule is asked.
+ * 2. With one rank nothing needs to be known about cuts, and no rule is asked, but what is to
+ * become of copies that replicas train apart.
  * 3. Without a rule the tensor is refused by name. Shapes alone never decide.
  *
- * Cost: pieces times parts.
+ * Cost: pieces times runs of a rank.
  */
 #include "ckpt/assembly.h"
 
@@ -30,16 +31,16 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/cast.h"
+#include "ckpt/cut.h"
 
 typedef struct cut {
     int dim; /* -1: every rank has all */
     bool averaged;
+    bool equal; /* what several ranks have must be equal */
     int parts;
-    int ranks;
-    int64_t *width;  /* [part][rank] */
-    int64_t *local;  /* [part][rank]: where the share begins in the rank's tensor */
-    int64_t *global; /* [part][rank]: and in the logical one */
-    int64_t rows;    /* of dimension 0 that count; -1: all */
+    int64_t *width; /* [part][rank]; NULL where parts are shared */
+    int64_t rows;   /* of dimension 0 that count; -1: all */
+    rs_cut is;      /* along `dim` */
 } cut;
 
 void rs_assembly_init(rs_assembly *assembly, rs_catalog *catalog, rs_rules *rules, int tp)
@@ -163,9 +164,7 @@ static rs_status apply_view(const tensor *t, const rs_rule *rule, const cut *c)
         rs_local *local = t->locals[i];
         rs_box whole = rs_box_whole(local->ndim, local->shape);
         int64_t volume = rs_box_is_empty(&whole) ? 0 : rs_box_volume(&whole);
-        int64_t known = 0, rest = -1, product = 1;
-        for (int j = 0; j < c->parts; j++)
-            known += c->width[j * c->ranks + local->tp];
+        int64_t known = c->is.length[local->tp], rest = -1, product = 1;
         int64_t view[RS_MAX_DIMS];
         for (int d = 0; d < rule->view_ndim; d++) {
             view[d] = d == rule->dim ? known : rule->view[d];
@@ -202,51 +201,43 @@ static int parts_of(const tensor *t, const rs_rule *rule, int ranks)
 }
 
 /* Sizes of the parts along the cut dimension, from what the rule says and the ranks have. */
-static rs_status find_widths(const tensor *t, const rs_rule *rule, bool viewed, cut *c)
+static rs_status find_widths(const tensor *t, const rs_rule *rule, int ranks, bool viewed, cut *c)
 {
     if (rule->widths != NULL) {
-        if (rule->ranks != c->ranks)
+        if (rule->ranks != ranks)
             return refuse(t, "its rule gives widths for another number of ranks");
-        memcpy(c->width, rule->widths, sizeof *c->width * (size_t)(c->parts * c->ranks));
+        memcpy(c->width, rule->widths, sizeof *c->width * (size_t)(c->parts * ranks));
         return RS_OK;
     }
     if (rule->sizes == NULL && viewed)
         return refuse(t, "its rule gives it another shape, but no sizes of its parts");
     for (int j = 0; j < c->parts; j++)
-        for (int r = 0; r < c->ranks; r++) {
+        for (int r = 0; r < ranks; r++) {
             int64_t whole = rule->sizes != NULL ? rule->sizes[j] : t->of_rank[r]->shape[rule->dim];
-            int64_t shares = rule->sizes != NULL ? c->ranks : c->parts;
+            int64_t shares = rule->sizes != NULL ? ranks : c->parts;
             if (whole % shares != 0)
                 return refuse(t, rule->sizes != NULL
                                      ? "a part of it does not divide evenly over the ranks, and "
                                        "its rule gives no widths"
                                      : "a rank's share does not divide into the parts of its rule");
-            c->width[j * c->ranks + r] = whole / shares;
+            c->width[j * ranks + r] = whole / shares;
         }
     return RS_OK;
 }
 
-/* Where the shares begin, on both sides. */
-static rs_status place_shares(const tensor *t, cut *c)
+static rs_status check_lengths(const tensor *t, const cut *c)
 {
-    int64_t at = 0;
-    for (int j = 0; j < c->parts; j++)
-        for (int r = 0; r < c->ranks; r++) {
-            int i = j * c->ranks + r;
-            c->global[i] = at;
-            if (c->width[i] < 0 || !rs_add_fits(at, c->width[i], &at))
-                return refuse(t, "its widths overflow");
-            c->local[i] = j > 0 ? c->local[i - c->ranks] + c->width[i - c->ranks] : 0;
-        }
-    for (int r = 0; r < c->ranks; r++) {
-        int last = (c->parts - 1) * c->ranks + r;
+    int64_t together = 0;
+    for (int r = 0; r < c->is.ranks; r++)
+        together += t->of_rank[r]->shape[c->dim];
+    for (int r = 0; r < c->is.ranks; r++) {
         int64_t have = t->of_rank[r]->shape[c->dim];
-        if (c->local[last] + c->width[last] != have)
+        if (c->is.length[r] != have)
             return rs_error_set(RS_ERR_MISMATCH,
                 "%s of \"%s\": rank %d has %" PRId64 " along dimension %d, its rule gives it "
-                "%" PRId64,
-                t->locals[0]->role, t->locals[0]->name, r, have, c->dim,
-                c->local[last] + c->width[last]);
+                "%" PRId64 " (all %d ranks together %" PRId64 ", the rule %" PRId64 ")",
+                t->locals[0]->role, t->locals[0]->name, r, have, c->dim, c->is.length[r],
+                c->is.ranks, together, rs_cut_total(&c->is));
     }
     return RS_OK;
 }
@@ -259,15 +250,23 @@ static rs_status unknown_cut(const tensor *t, int ranks)
         t->locals[0]->name, ranks);
 }
 
-static rs_status allocate_cut(cut *c)
+/* The runs of every rank along the dimension that the rule cuts. */
+static rs_status find_runs(const tensor *t, const rs_rule *rule, int ranks, bool viewed, cut *c)
 {
-    size_t count = (size_t)c->parts * (size_t)c->ranks;
-    c->width = rs_calloc(3 * count, sizeof *c->width);
-    if (c->width == NULL)
-        return rs_error_memory(3 * count * sizeof *c->width);
-    c->local = c->width + count;
-    c->global = c->local + count;
-    return RS_OK;
+    rs_status status;
+    if (rule->shared != NULL) {
+        status = rs_cut_of_shared(rule, ranks, &c->is);
+    } else {
+        size_t count = (size_t)c->parts * (size_t)ranks;
+        c->width = rs_calloc(count, sizeof *c->width);
+        if (c->width == NULL)
+            return rs_error_memory(count * sizeof *c->width);
+        RS_TRY(find_widths(t, rule, ranks, viewed, c));
+        status = rs_cut_of_widths(c->parts, ranks, c->width, &c->is);
+    }
+    return status == RS_OK
+               ? RS_OK
+               : rs_error_context(status, "%s of \"%s\"", t->locals[0]->role, t->locals[0]->name);
 }
 
 /* Finds how the tensor is cut; may give its locals another shape. */
@@ -276,18 +275,24 @@ static rs_status find_cut(rs_assembly *assembly, const tensor *t, cut *c)
     const rs_rule *rule;
     const rs_vocabulary *vocabulary;
     const rs_local *first = t->locals[0];
-    *c = (cut){.dim = -1, .parts = 1, .ranks = assembly->tp, .rows = -1};
+    *c = (cut){.dim = -1, .parts = 1, .rows = -1, .is.copies = 1};
     if (first->whole)
         return RS_OK;
     RS_TRY(rs_rules_vocabulary(assembly->rules, first->name, &vocabulary));
     if (vocabulary != NULL && vocabulary->rows > 0 && first->ndim > 0)
         c->rows = vocabulary->rows;
-    if (assembly->tp == 1)
+    c->equal = first->own;
+    if (assembly->tp == 1 && !first->own)
         return RS_OK;
     RS_TRY(rs_rules_find(assembly->rules, first->name, &rule));
-    if (rule == NULL)
+    if (rule == NULL && assembly->tp > 1)
         return unknown_cut(t, assembly->tp);
+    if (rule == NULL)
+        return RS_OK;
     c->averaged = rule->kind == RS_RULE_AVERAGED && rs_cast_is_float(first->dtype);
+    c->equal = !c->averaged && (rule->equal || first->own);
+    if (assembly->tp == 1)
+        return RS_OK;
     if (rule->kind != RS_RULE_SPLIT)
         return RS_OK;
     for (int r = 0; r < assembly->tp; r++) {
@@ -305,12 +310,11 @@ static rs_status find_cut(rs_assembly *assembly, const tensor *t, cut *c)
             "%s of \"%s\": its rule cuts dimension %d, it has %d dimensions", first->role,
             first->name, rule->dim, ndim);
     c->dim = rule->dim;
-    c->parts = viewed ? rule->parts : parts_of(t, rule, c->ranks);
-    RS_TRY(allocate_cut(c));
-    RS_TRY(find_widths(t, rule, viewed, c));
+    c->parts = viewed ? rule->parts : parts_of(t, rule, assembly->tp);
+    RS_TRY(find_runs(t, rule, assembly->tp, viewed, c));
     if (viewed)
         RS_TRY(apply_view(t, rule, c));
-    return place_shares(t, c);
+    return check_lengths(t, c);
 }
 
 /* The logical shape; all ranks must agree beside the cut dimension. */
@@ -330,10 +334,8 @@ static rs_status logical_shape(const tensor *t, const cut *c, int64_t *shape)
                     local->shape[d]);
     }
     memcpy(shape, first->shape, sizeof *shape * (size_t)first->ndim);
-    if (c->dim >= 0) {
-        int last = c->parts * c->ranks - 1;
-        shape[c->dim] = c->global[last] + c->width[last];
-    }
+    if (c->dim >= 0)
+        shape[c->dim] = c->is.whole;
     if (c->rows >= 0) {
         if (shape[0] < c->rows)
             return rs_error_set(RS_ERR_MISMATCH,
@@ -344,30 +346,38 @@ static rs_status logical_shape(const tensor *t, const cut *c, int64_t *shape)
     return RS_OK;
 }
 
+/* Adds a piece of the logical tensor, but for padding rows of a vocabulary. */
+static rs_status add_clipped(
+    rs_assembly *assembly, int entry, const rs_box *logical, const rs_piece *piece)
+{
+    rs_piece part = *piece;
+    if (!rs_box_intersect(&piece->box, logical, &part.box))
+        return RS_OK;
+    return rs_catalog_piece(assembly->catalog, entry, &part);
+}
+
 /* Places one box of a local tensor; `piece` has its strides and the place of its first element. */
 static rs_status place_box(rs_assembly *assembly, const rs_local *local, const cut *c, int entry,
     const int64_t *shape, const rs_piece *piece)
 {
     rs_box logical = rs_box_whole(local->ndim, shape);
-    int parts = c->dim < 0 ? 1 : c->parts;
-    for (int j = 0; j < parts; j++) {
+    if (c->dim < 0)
+        return add_clipped(assembly, entry, &logical, piece);
+    for (size_t i = c->is.first[local->tp]; i < c->is.first[local->tp + 1]; i++) {
+        const rs_cut_run *run = &c->is.runs[i];
         rs_piece part = *piece;
-        if (c->dim >= 0) {
-            int i = j * c->ranks + local->tp;
-            int64_t begin = rs_max64(part.box.offset[c->dim], c->local[i]);
-            int64_t end = rs_min64(
-                part.box.offset[c->dim] + part.box.extent[c->dim], c->local[i] + c->width[i]);
-            if (begin >= end)
-                continue;
-            part.offset += (begin - part.box.offset[c->dim]) * part.stride[c->dim];
-            part.box.offset[c->dim] = begin - c->local[i] + c->global[i];
-            part.box.extent[c->dim] = end - begin;
+        int64_t begin = rs_max64(part.box.offset[c->dim], run->local);
+        int64_t end =
+            rs_min64(part.box.offset[c->dim] + part.box.extent[c->dim], run->local + run->width);
+        if (begin >= end)
+            continue;
+        part.offset += (begin - part.box.offset[c->dim]) * part.stride[c->dim];
+        part.box.offset[c->dim] = begin - run->local + run->global;
+        part.box.extent[c->dim] = end - begin;
+        for (int copy = run->copy; copy < run->copy + run->copies; copy++) {
+            part.copy = piece->copy + copy;
+            RS_TRY(add_clipped(assembly, entry, &logical, &part));
         }
-        rs_box clipped;
-        if (!rs_box_intersect(&part.box, &logical, &clipped))
-            continue; /* padding rows of a vocabulary */
-        part.box = clipped;
-        RS_TRY(rs_catalog_piece(assembly->catalog, entry, &part));
     }
     return RS_OK;
 }
@@ -412,9 +422,11 @@ static rs_status place_tensor(rs_assembly *assembly, const tensor *t, const cut 
         assembly->catalog, first->name, first->role, first->dtype, first->ndim, shape, &entry));
     if (c->averaged)
         rs_catalog_get(assembly->catalog, entry)->how = RS_ENTRY_AVERAGE;
+    if (c->equal)
+        rs_catalog_get(assembly->catalog, entry)->how = RS_ENTRY_EQUAL;
     for (size_t i = 0; i < t->count; i++) {
         const rs_local *local = t->locals[i];
-        int copy = c->dim < 0 ? local->copy * assembly->tp + local->tp : local->copy;
+        int copy = c->dim < 0 ? local->copy * assembly->tp + local->tp : local->copy * c->is.copies;
         RS_TRY(place_local(assembly, local, c, entry, shape, copy));
     }
     return RS_OK;
@@ -431,6 +443,7 @@ static rs_status finish_tensor(rs_assembly *assembly, tensor *t)
     if (status == RS_OK)
         status = place_tensor(assembly, t, &c);
     free(c.width);
+    rs_cut_fini(&c.is);
     return status;
 }
 

@@ -27,6 +27,7 @@ typedef struct rs_local {
     int group;       /* of locals with one name and role */
     int64_t first;   /* of its pieces, a chain; -1: none */
     bool whole;      /* not cut over ranks, whatever the rules say of the name */
+    bool own;        /* the copy is the replica's own, which trains it apart from the others' */
     bool contiguous; /* all its pieces are ranges */
 } rs_local;
 

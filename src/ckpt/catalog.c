@@ -489,7 +489,7 @@ rs_status rs_catalog_finish(rs_catalog *catalog)
             status = check_copy(catalog, entry, first, at - first, copies++, spans);
         }
         entry->piece_count = at - entry->first_piece;
-        bool own = entry->how == RS_ENTRY_PIECES || entry->how == RS_ENTRY_AVERAGE;
+        bool own = entry->how != RS_ENTRY_ALIAS && entry->how != RS_ENTRY_ROUNDED;
         if (own)
             entry->is.copies = rs_box_is_empty(&whole) ? 1 : copies;
         if (status == RS_OK && own && copies == 0 && !rs_box_is_empty(&whole))

@@ -44,6 +44,7 @@ typedef struct rs_piece {
 typedef enum rs_entry_how {
     RS_ENTRY_PIECES = 0, /* from its pieces */
     RS_ENTRY_AVERAGE,    /* the mean of its copies, in double precision, rounded once */
+    RS_ENTRY_EQUAL,      /* any of its copies, which must be equal: reading what differs fails */
     RS_ENTRY_ALIAS,      /* the bytes of entry `source` */
     RS_ENTRY_ROUNDED     /* entry `source` in this entry's dtype */
 } rs_entry_how;

@@ -184,10 +184,32 @@ static void apply_flags(const region *r, int dim, rs_dtype dtype, unsigned flags
         negate(p + part, part);
 }
 
-/* Reads `box` of one copy from its pieces, packed. */
-static rs_status read_pieces(const rs_catalog *catalog, rs_scratch *scratch,
-    const rs_catalog_entry *entry, int copy, const rs_box *box, unsigned char *out)
+/* True if the piece is of copy 0 too, the same bytes of a file. `*at` is where the search among the
+ * entry's pieces, which are in order, goes on. */
+static bool is_of_first(
+    const rs_catalog *catalog, const rs_catalog_entry *entry, const rs_piece *piece, size_t *at)
 {
+    for (; *at < entry->piece_count; (*at)++) {
+        const rs_stored_piece *stored = &catalog->pieces.items[entry->first_piece + *at];
+        const int64_t *numbers = catalog->numbers.items + stored->numbers;
+        int d = 0;
+        while (d < piece->box.ndim && numbers[d] == piece->box.offset[d])
+            d++;
+        if (stored->copy > 0 || (d < piece->box.ndim && numbers[d] > piece->box.offset[d]))
+            return false;
+        if (d == piece->box.ndim)
+            return stored->file == piece->file && stored->offset == piece->offset &&
+                   memcmp(numbers + d, piece->box.extent, sizeof *numbers * (size_t)d) == 0;
+    }
+    return false;
+}
+
+/* Reads `box` of one copy from its pieces, packed; `beside`: less what copy 0 has from the same
+ * place. */
+static rs_status read_pieces(const rs_catalog *catalog, rs_scratch *scratch,
+    const rs_catalog_entry *entry, int copy, bool beside, const rs_box *box, unsigned char *out)
+{
+    size_t at_first = 0;
     gather g = {
         .catalog = catalog, .scratch = scratch, .element = (int64_t)rs_dtype_size(entry->is.dtype)};
     int64_t packed[RS_MAX_DIMS], step = g.element;
@@ -202,6 +224,8 @@ static rs_status read_pieces(const rs_catalog *catalog, rs_scratch *scratch,
         if (stored->copy != copy)
             continue;
         rs_piece piece = rs_catalog_piece_at(catalog, entry->first_piece + i);
+        if (beside && is_of_first(catalog, entry, &piece, &at_first))
+            continue;
         if (!rs_box_intersect(&piece.box, box, &both))
             continue;
         region r = {.ndim = box->ndim};
@@ -273,7 +297,7 @@ static rs_status average_part(void *context, const rs_box *part, int64_t first)
     int64_t count = rs_box_volume(part);
     memset(sums, 0, sizeof *sums * (size_t)count);
     for (int copy = 0; copy < entry->is.copies; copy++) {
-        RS_TRY(read_pieces(d->catalog, d->scratch, entry, copy, part, d->block));
+        RS_TRY(read_pieces(d->catalog, d->scratch, entry, copy, false, part, d->block));
         for (int64_t i = 0; i < count; i++)
             sums[i] += rs_cast_element(dtype, d->block, i);
     }
@@ -283,11 +307,66 @@ static rs_status average_part(void *context, const rs_box *part, int64_t first)
     return RS_OK;
 }
 
-/* Reads in blocks, each made of a block of a source: entry `id` as `dtype`, or the mean of its
- * copies. */
-static rs_status read_blocks(const rs_catalog *catalog, rs_scratch *scratch, int id, bool average,
-    rs_dtype dtype, const rs_box *box, unsigned char *out)
+/* "[3,7]": the index of a box of one element. */
+static const char *index_text(const rs_box *box, char *text, size_t size)
 {
+    size_t used = (size_t)snprintf(text, size, "[");
+    for (int d = 0; d < box->ndim && used < size; d++)
+        used += (size_t)snprintf(
+            text + used, size - used, "%s%" PRId64, d > 0 ? "," : "", box->offset[d]);
+    if (used < size)
+        snprintf(text + used, size - used, "]");
+    return text;
+}
+
+/* The file that has an element (a box of one) of a copy. */
+static const char *file_of(
+    const rs_catalog *catalog, const rs_catalog_entry *entry, int copy, const rs_box *element)
+{
+    for (size_t i = 0; i < entry->piece_count; i++) {
+        rs_piece piece = rs_catalog_piece_at(catalog, entry->first_piece + i);
+        rs_box both;
+        if (piece.copy == copy && piece.file != RS_PIECE_INLINE &&
+            rs_box_intersect(&piece.box, element, &both))
+            return rs_files_path(catalog->files, piece.file);
+    }
+    return "(the pickle)";
+}
+
+/* Copy 0, if all others have the same bytes. */
+static rs_status equal_part(void *context, const rs_box *part, int64_t first)
+{
+    derive *d = context;
+    const rs_catalog_entry *entry = rs_catalog_get(d->catalog, d->id);
+    size_t size = rs_dtype_size(entry->is.dtype), bytes = size * (size_t)rs_box_volume(part);
+    unsigned char *out = d->out + size * (size_t)first;
+    RS_TRY(read_pieces(d->catalog, d->scratch, entry, 0, false, part, out));
+    for (int copy = 1; copy < entry->is.copies; copy++) {
+        char index[128];
+        int64_t i = 0;
+        rs_box at[2 * RS_MAX_DIMS];
+        memcpy(d->block, out, bytes);
+        RS_TRY(read_pieces(d->catalog, d->scratch, entry, copy, true, part, d->block));
+        if (memcmp(out, d->block, bytes) == 0)
+            continue;
+        while (memcmp(out + size * (size_t)i, d->block + size * (size_t)i, size) == 0)
+            i++;
+        rs_box_linear_range(part, i, i + 1, at);
+        return rs_error_set(RS_ERR_MISMATCH,
+            "its copies must be equal, and are not: at %s %s has %.9g, %s has %.9g",
+            index_text(at, index, sizeof index), file_of(d->catalog, entry, 0, at),
+            rs_cast_element(entry->is.dtype, out, i), file_of(d->catalog, entry, copy, at),
+            rs_cast_element(entry->is.dtype, d->block, i));
+    }
+    return RS_OK;
+}
+
+/* Reads in blocks, each made of a block of a source: entry `id` as `dtype`, or as its copies make
+ * it. */
+static rs_status read_blocks(const rs_catalog *catalog, rs_scratch *scratch, int id,
+    part_function function, rs_dtype dtype, const rs_box *box, unsigned char *out)
+{
+    bool average = function == average_part;
     int64_t bytes = block_of(scratch);
     size_t widest = average ? sizeof(double) : rs_dtype_size(rs_catalog_get(catalog, id)->is.dtype);
     int level = scratch->depth < RS_SCRATCH_BLOCKS ? scratch->depth : RS_SCRATCH_BLOCKS - 1;
@@ -301,8 +380,7 @@ static rs_status read_blocks(const rs_catalog *catalog, rs_scratch *scratch, int
     derive d = {
         .catalog = catalog, .scratch = scratch, .id = id, .to = dtype, .out = out, .block = *block};
     scratch->depth = level + 1;
-    rs_status status =
-        for_parts(box, bytes / (int64_t)widest, average ? average_part : cast_part, &d);
+    rs_status status = for_parts(box, bytes / (int64_t)widest, function, &d);
     scratch->depth = level;
     return status;
 }
@@ -316,10 +394,12 @@ static rs_status read_plain(const rs_catalog *catalog, rs_scratch *scratch, int 
         entry = rs_catalog_get(catalog, id);
     }
     if (entry->how == RS_ENTRY_ROUNDED)
-        return read_blocks(catalog, scratch, entry->source, false, entry->is.dtype, box, out);
+        return read_blocks(catalog, scratch, entry->source, cast_part, entry->is.dtype, box, out);
     if (entry->how == RS_ENTRY_AVERAGE && copy < 0)
-        return read_blocks(catalog, scratch, id, true, entry->is.dtype, box, out);
-    return read_pieces(catalog, scratch, entry, copy < 0 ? 0 : copy, box, out);
+        return read_blocks(catalog, scratch, id, average_part, entry->is.dtype, box, out);
+    if (entry->how == RS_ENTRY_EQUAL && copy < 0 && entry->is.copies > 1)
+        return read_blocks(catalog, scratch, id, equal_part, entry->is.dtype, box, out);
+    return read_pieces(catalog, scratch, entry, copy < 0 ? 0 : copy, false, box, out);
 }
 
 rs_status rs_catalog_read_as(const rs_catalog *catalog, rs_scratch *scratch, int id, int copy,
@@ -332,7 +412,7 @@ rs_status rs_catalog_read_as(const rs_catalog *catalog, rs_scratch *scratch, int
     if (dtype == entry->dtype)
         status = read_plain(catalog, scratch, id, copy, box, out);
     else if (rs_cast_is_float(dtype) && rs_cast_is_float(entry->dtype) && copy < 0)
-        status = read_blocks(catalog, scratch, id, false, dtype, box, out);
+        status = read_blocks(catalog, scratch, id, cast_part, dtype, box, out);
     else
         status = rs_error_set(RS_ERR_UNSUPPORTED, "%s cannot become %s",
             rs_dtype_name(entry->dtype), rs_dtype_name(dtype));
@@ -416,16 +496,23 @@ typedef struct comparing {
     double of_one, of_other;
 } comparing;
 
+/* The copy to compare: what differs among the copies that must be equal is told by itself. */
+static int copy_of(const rs_catalog *catalog, int id, int copy)
+{
+    return copy < 0 && rs_catalog_get(catalog, id)->how == RS_ENTRY_EQUAL ? 0 : copy;
+}
+
 static rs_status compare_part(void *context, const rs_box *part, int64_t first)
 {
     (void)first;
     comparing *c = context;
+    int copy = copy_of(c->catalog, c->a, c->a == c->b ? 0 : -1);
     rs_dtype dtype = rs_catalog_get(c->catalog, c->a)->is.dtype;
     rs_dtype source = rs_catalog_get(c->catalog, c->b)->is.dtype;
     size_t size = rs_dtype_size(dtype);
     int64_t count = rs_box_volume(part);
-    RS_TRY(rs_catalog_read(c->catalog, c->a, c->a == c->b ? 0 : -1, part, c->one));
-    RS_TRY(rs_catalog_read(c->catalog, c->b, c->copy, part, c->other));
+    RS_TRY(rs_catalog_read(c->catalog, c->a, copy, part, c->one));
+    RS_TRY(rs_catalog_read(c->catalog, c->b, copy_of(c->catalog, c->b, c->copy), part, c->other));
     const unsigned char *other = c->other;
     if (source != dtype) {
         rs_cast(source, c->other, dtype, c->cast, count);
@@ -468,18 +555,6 @@ static rs_status compare(comparing *c)
     free(c->other);
     free(c->cast);
     return status;
-}
-
-/* "[3,7]": the index of a box of one element. */
-static const char *index_text(const rs_box *box, char *text, size_t size)
-{
-    size_t used = (size_t)snprintf(text, size, "[");
-    for (int d = 0; d < box->ndim && used < size; d++)
-        used += (size_t)snprintf(
-            text + used, size - used, "%s%" PRId64, d > 0 ? "," : "", box->offset[d]);
-    if (used < size)
-        snprintf(text + used, size - used, "]");
-    return text;
 }
 
 static rs_status check_copies(rs_catalog *catalog, int id)
@@ -594,7 +669,8 @@ rs_status rs_catalog_check(rs_catalog *catalog)
     if (wrong > 10)
         RS_TRY(rs_catalog_warn(catalog, "%zu more with a wrong checksum", wrong - 10));
     for (size_t id = 0; id < catalog->entries.count; id++) {
-        if (rs_catalog_get(catalog, (int)id)->how == RS_ENTRY_PIECES)
+        rs_entry_how how = rs_catalog_get(catalog, (int)id)->how;
+        if (how == RS_ENTRY_PIECES || how == RS_ENTRY_EQUAL)
             RS_TRY(check_copies(catalog, (int)id));
         RS_TRY(check_tie(catalog, (int)id));
         RS_TRY(check_rounding(catalog, (int)id));

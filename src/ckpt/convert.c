@@ -208,8 +208,13 @@ static rs_status rename_source(const rs_checkpoint *source, const rs_writer *wri
     return status;
 }
 
-static rs_status plan(rs_writing *w, const rs_writer *writer)
+/* `*view` is what the writer wants for a source, for the caller to destroy; NULL: what is there. */
+static rs_status plan(rs_writing *w, const rs_writer *writer, rs_catalog **view)
 {
+    if (writer->view != NULL)
+        RS_TRY(writer->view(w, view));
+    if (*view != NULL)
+        w->catalog = *view;
     RS_TRY(rs_select(w, writer));
     RS_TRY(writer->plan(w));
     w->report.files = (int)w->output.files.count;
@@ -224,6 +229,7 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
     rs_checkpoint *renamed = NULL;
     rs_writing w = {.catalog = rs_checkpoint_catalog(source), .options = options};
     const rs_writer *writer = NULL;
+    rs_catalog *view = NULL;
     place p = {0};
     rs_status status = find_writer(options->to, &writer);
     if (status == RS_OK && is_there(target) && !options->force && !options->dry_run)
@@ -236,7 +242,7 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
     if (renamed != NULL)
         w.catalog = rs_checkpoint_catalog(renamed);
     if (status == RS_OK)
-        status = plan(&w, writer);
+        status = plan(&w, writer, &view);
     RS_TRY_GOTO(rs_group_agree(options->group, status), out);
     if (!options->dry_run)
         RS_TRY_GOTO(write_all(&w, writer, &p, target), out);
@@ -249,6 +255,7 @@ out:
     rs_output_fini(&w.output);
     rs_logical_fini(&w.tensors);
     json_decref(w.extras);
+    rs_catalog_destroy(view);
     rs_checkpoint_close(renamed);
     place_fini(&p);
     return status;

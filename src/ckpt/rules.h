@@ -30,11 +30,17 @@ typedef struct rs_rule {
     rs_rule_kind kind;
     int dim;
     /* A fused tensor has several parts along `dim`; each rank holds its share of each. */
-    int parts;                 /* at least 1 */
-    bool bare;                 /* `parts` is a bare number: of equal parts, or the size of one */
-    const int64_t *sizes;      /* of the parts, whole; NULL: equal parts */
-    const int64_t *widths;     /* [part][rank]; NULL: equal shares */
-    int ranks;                 /* of `widths` */
+    int parts;             /* at least 1 */
+    bool bare;             /* `parts` is a bare number: of equal parts, or the size of one */
+    const int64_t *sizes;  /* of the parts, whole; NULL: equal parts */
+    const int64_t *widths; /* [part][rank]; NULL: equal shares */
+    int ranks;             /* of `widths` */
+    /* With `sizes`: each part is dealt into `groups` equal groups, which stand behind each other,
+     * group 0 of every part first. Of the parts that are shared a rank has, whole, the groups of
+     * which it has a share in the other parts. */
+    int64_t groups;            /* 0: one */
+    const bool *shared;        /* of each part; NULL: none is */
+    bool equal;                /* what several ranks have must be equal, else it is refused */
     int view_ndim;             /* the tensor is cut in this shape (0: in its own); -1 stands for */
     int64_t view[RS_MAX_DIMS]; /* what is left, the entry at `dim` is not read */
     bool used;                 /* some name matched */

@@ -5,6 +5,7 @@
  *     {"match": "layers\\.\\d+\\.o\\.weight", "split": 1},
  *     {"match": ".*gate_up", "split": 0, "parts": 2},
  *     {"match": ".*qkv", "split": 0, "parts": [4096, 1024, 1024]},
+ *     {"match": ".*qkv_few", "split": 0, "parts": [4096, 256, 256], "groups": 2, "shared": [1, 2]},
  *     {"match": ".*norm", "replicated": true},
  *     {"match": ".*router", "averaged": true},
  *     {"match": ".*embed", "split": 0, "vocabulary": 50257},
@@ -20,6 +21,7 @@
 
 #include <jansson.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/file.h"
@@ -28,6 +30,7 @@
 
 #define FILE_MOST ((size_t)8 << 20)
 #define DEPTH_MOST 16
+#define GROUPS_MOST 65536
 
 typedef struct rules_file {
     rs_rules *rules;
@@ -69,10 +72,49 @@ static rs_status read_parts(rules_file *f, const json_t *parts, rs_rule *rule)
     return RS_OK;
 }
 
+/* Which parts are shared, and into how many groups all are dealt. */
+static rs_status read_shared(rules_file *f, json_t *object, rs_rule *rule)
+{
+    const json_t *shared = json_object_get(object, "shared");
+    const json_t *groups = json_object_get(object, "groups");
+    int64_t whole = 0, others = 0;
+    void *memory;
+    if (shared == NULL && groups == NULL)
+        return RS_OK;
+    if (shared == NULL)
+        return bad(f, "\"groups\" needs \"shared\"; without it \"parts\" can list those of "
+                      "every group");
+    if (rule->sizes == NULL || json_array_size(shared) == 0)
+        return bad(f, "\"shared\" must be a list of numbers of \"parts\" (from 0 on), which must "
+                      "be a list of sizes");
+    rule->groups = groups != NULL ? json_integer_value(groups) : 1;
+    rule->equal = true;
+    RS_TRY(rs_pool_take(&f->rules->pool, (size_t)rule->parts * sizeof(bool), &memory));
+    bool *is = memory;
+    memset(is, 0, (size_t)rule->parts * sizeof(bool));
+    for (size_t i = 0; i < json_array_size(shared); i++) {
+        json_int_t part = json_integer_value(json_array_get(shared, i));
+        if (!json_is_integer(json_array_get(shared, i)) || part < 0 || part >= rule->parts)
+            return bad(f, "\"shared\" has what is no number of a part (from 0 on)");
+        is[part] = true;
+    }
+    for (int j = 0; j < rule->parts; j++) {
+        if (rule->groups < 1 || rule->groups > GROUPS_MOST || rule->sizes[j] % rule->groups != 0)
+            return bad(f, "\"groups\" must be a number that divides the size of every part");
+        if (!rs_add_fits(whole, rule->sizes[j], &whole))
+            return bad(f, "the sizes of \"parts\" overflow");
+        others += is[j] ? 0 : rule->sizes[j];
+    }
+    if (others == 0)
+        return bad(f, "\"shared\" has all parts: this is \"replicated\"");
+    rule->shared = is;
+    return RS_OK;
+}
+
 static rs_status check_keys(rules_file *f, json_t *object)
 {
-    static const char *const known[] = {
-        "match", "split", "parts", "replicated", "averaged", "vocabulary", "tied", "comment"};
+    static const char *const known[] = {"match", "split", "parts", "groups", "shared", "replicated",
+        "equal", "averaged", "vocabulary", "tied", "comment"};
     const char *key;
     json_t *value;
     json_object_foreach(object, key, value)
@@ -95,6 +137,8 @@ static rs_status read_rule(rules_file *f, json_t *object, const char *match)
     const char *tied = json_string_value(json_object_get(object, "tied"));
     rs_rule rule = {0};
     RS_TRY(check_keys(f, object));
+    if (json_object_get(object, "equal") != NULL && json_object_get(object, "replicated") == NULL)
+        return bad(f, "\"equal\" is of what is \"replicated\"; what is \"shared\" must be equal");
     if (tied != NULL)
         return match != NULL ? rs_rules_add_tie(f->rules, match, tied)
                              : bad(f, "\"tied\" needs \"match\"");
@@ -105,6 +149,7 @@ static rs_status read_rule(rules_file *f, json_t *object, const char *match)
     }
     if (json_is_true(json_object_get(object, "replicated"))) {
         rule.kind = RS_RULE_REPLICATED;
+        rule.equal = json_is_true(json_object_get(object, "equal"));
     } else if (json_is_true(json_object_get(object, "averaged"))) {
         rule.kind = RS_RULE_AVERAGED;
     } else if (json_is_integer(split) && json_integer_value(split) >= 0 &&
@@ -112,6 +157,7 @@ static rs_status read_rule(rules_file *f, json_t *object, const char *match)
         rule.kind = RS_RULE_SPLIT;
         rule.dim = (int)json_integer_value(split);
         RS_TRY(read_parts(f, json_object_get(object, "parts"), &rule));
+        RS_TRY(read_shared(f, object, &rule));
     } else if (vocabulary != NULL && split == NULL) {
         return RS_OK;
     } else {

@@ -32,6 +32,7 @@
 #include "ckpt/deepspeed.h"
 #include "ckpt/deepspeed_derive.h"
 #include "ckpt/groups.h"
+#include "ckpt/ranked.h"
 #include "ckpt/torch_read.h"
 #include "ckpt/value_json.h"
 
@@ -92,6 +93,15 @@ static rs_status add_tensor(rs_ds_reader *reader, const rs_torch *torch, const c
             "has %" PRId64 " elements, the model files give \"%s\" %" PRId64, elements, name,
             param->elements);
     rs_torch_piece(torch, &t, &piece);
+    if (!bare && reader->tp > 1 && strcmp(role, "step") != 0) {
+        const rs_rule *rule;
+        bool done;
+        RS_TRY(rs_rules_find(&reader->rules, name, &rule));
+        RS_TRY(rs_ranked_add(reader->catalog, name, role, t.dtype, t.ndim, t.shape, &piece, rule,
+            reader->tp, &done));
+        if (done)
+            return RS_OK;
+    }
     if (!fits) {
         reader->flat += bare && strcmp(role, "step") != 0;
         RS_TRY(rs_catalog_add(reader->catalog, name, role, t.dtype, t.ndim, t.shape, &id));

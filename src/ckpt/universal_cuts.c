@@ -11,7 +11,9 @@
  * Version 0.2 cuts each part evenly; with 0.4 the model that loads it knows its ranks' widths
  * (those of the source, where it has as many ranks, are in sub_param_shard_widths).
  *
- * A rule may cut a tensor in another shape than its own: it is then written in that one.
+ * A rule may cut a tensor in another shape than its own: it is then written in that one. Where
+ * ranks have parts of it in common, it is written as all of them have it, for a plain cut
+ * (ranked.h).
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -32,6 +34,8 @@ rs_status rs_universal_rule(rs_universal *u, const char *name, const rs_rule **o
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "\"%s\": nothing says how it is cut over %d tensor-parallel ranks (--rules FILE)", name,
             u->tp);
+    if (*out != NULL && (*out)->shared != NULL)
+        *out = &u->by_ranks[(*out)->dim];
     return RS_OK;
 }
 

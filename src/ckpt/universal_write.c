@@ -27,6 +27,7 @@
 #include "base/text.h"
 #include "ckpt/groups.h"
 #include "ckpt/publish.h"
+#include "ckpt/ranked.h"
 #include "reshard/layout.h"
 
 #define NAMED 6 /* names in a warning */
@@ -86,6 +87,8 @@ static rs_status find_rules(rs_universal *u)
     if (json_is_object(info))
         RS_TRY(rs_rules_add_json(&u->rules, info));
     u->ruled = u->rules.cuts.count > 0 || u->rules.vocabularies.count > 0;
+    for (int d = 0; d < RS_MAX_DIMS; d++)
+        u->by_ranks[d] = (rs_rule){.kind = RS_RULE_SPLIT, .dim = d, .parts = 1};
     return RS_OK;
 }
 
@@ -507,6 +510,22 @@ static rs_status plan(rs_writing *w)
     return write_models(u);
 }
 
+/* Tensors of which the ranks that it is for have parts in common: as all of them have these. */
+static rs_status view(rs_writing *w, rs_catalog **out)
+{
+    rs_universal u = {.w = w, .extras = rs_extras_of_run(w->catalog->extras)};
+    bool shared = false;
+    rs_status status = find_rules(&u);
+    if (status == RS_OK)
+        status = find_layout(&u);
+    for (size_t i = 0; i < u.rules.cuts.count; i++)
+        shared = shared || u.rules.cuts.items[i].shared != NULL;
+    if (status == RS_OK && shared)
+        status = rs_ranked_view(w->catalog, &u.rules, u.tp, out);
+    rs_rules_fini(&u.rules);
+    return status;
+}
+
 static rs_status complete(rs_writing *w, int file)
 {
     rs_universal *u = w->own;
@@ -540,6 +559,7 @@ const rs_writer rs_writer_universal = {.name = "deepspeed-universal",
     .masters = true,
     .foreign = true,
     .keeps_names = true,
+    .view = view,
     .plan = plan,
     .complete = complete,
     .finish = finish,

@@ -22,8 +22,10 @@ typedef struct rs_universal {
     rs_writing *w;
     const json_t *extras; /* of the run itself */
     rs_rules rules;
-    bool ruled;          /* the rules say how tensors are cut */
-    const char *version; /* "0.2" or "0.4" */
+    bool ruled;                    /* the rules say how tensors are cut */
+    rs_rule by_ranks[RS_MAX_DIMS]; /* [dim]: for tensors with shared parts, which are as all ranks
+                                      have them (ranked.h) */
+    const char *version;           /* "0.2" or "0.4" */
     int tp, pp, dp;
     bool moved;               /* these are not the source's */
     int stage;                /* 3: ZeRO-3's form; else that of ZeRO 0 to 2 */

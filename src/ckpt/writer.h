@@ -44,6 +44,9 @@ typedef struct rs_writer {
     bool bounded;     /* divides tensors over files of a bounded size */
     bool keeps_names; /* keeps second names, as names of the same bytes */
     bool lists_names; /* can list them beside the tensors (rs_convert_options, `tied`) */
+    /* The source as the writer wants it (rs_catalog_view), where it is not as it is: `*out` stays
+     * NULL then. Before tensors are chosen. NULL: it always is. */
+    rs_status (*view)(rs_writing *w, rs_catalog **out);
     /* Fills in the output. Every process of a group makes the same. */
     rs_status (*plan)(rs_writing *w);
     /* The checksums of the output's file of that number are known: fills its rooms

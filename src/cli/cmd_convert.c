@@ -14,7 +14,7 @@
 #include "reshard/convert.h"
 
 typedef struct convert_args {
-    const char *source, *target, *to, *format, *rules, *dtype, *layout, *version;
+    const char *source, *target, *to, *format, *rules, *target_rules, *dtype, *layout, *version;
     const char *dialect, *from, *model, *hub, *tied;
     int64_t shard, memory;
     bool weights_only, masters, force, dry_run, json;
@@ -58,6 +58,9 @@ static const cli_option options[] = {
         .target = offsetof(convert_args, hub)},
     {CLI_TEXT, "rules", "FILE", "how tensors were cut, where SRC does not say",
         .target = offsetof(convert_args, rules)},
+    {CLI_TEXT, "target-rules", "FILE",
+        "deepspeed-universal: how tensors are to be cut; unset: as --rules says",
+        .target = offsetof(convert_args, target_rules)},
     {CLI_TEXT, "format", "NAME", "read SRC as this format; unset: found by content",
         .target = offsetof(convert_args, format)},
     {CLI_FLAG, "dry-run", NULL, "say what would be written, write nothing",
@@ -159,7 +162,7 @@ static rs_status convert(
         .master_from_param = args->masters,
         .dtype = args->dtype,
         .layout = args->layout,
-        .rules = args->rules,
+        .rules = args->target_rules != NULL ? args->target_rules : args->rules,
         .universal_version = args->version,
         .tied = args->tied,
         .warn = warn,
@@ -208,6 +211,8 @@ static int run(const cli_command *command, int argc, char **argv)
     int code = cli_parse(command, argc, argv, &args, sizeof args);
     if (code >= 0)
         return code;
+    if (args.target_rules != NULL && strcmp(args.to, "deepspeed-universal") != 0)
+        return cli_error(command, CLI_USAGE, "--target-rules is for --to deepspeed-universal");
     double begun = cli_now();
     json_t *warnings = json_array();
     rs_convert_report report = {0};

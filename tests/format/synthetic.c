@@ -27,7 +27,8 @@ syn_run syn_usual(int tp, int dp, int stage)
         .omit = -1,
         .absent = -1,
         .empty_rank = -1,
-        .differs = -1};
+        .differs = -1,
+        .differs_at = 2};
 }
 
 syn_param *syn_add(
@@ -62,6 +63,10 @@ static int64_t indices(const syn_run *run, const syn_param *p, int t, int64_t *o
         for (int64_t i = 0; i < (p->ndim > 0 ? p->shape[0] : 1); i++)
             out[n++] = i;
         return n;
+    }
+    if (p->cut == SYN_LISTED) {
+        memcpy(out, p->rows + t * p->row_count, sizeof *out * (size_t)p->row_count);
+        return p->row_count;
     }
     int dim = p->cut == SYN_COLUMNS ? 1 : 0;
     int parts = p->cut == SYN_TWO ? 2 : p->cut == SYN_PARTED || p->cut == SYN_UNEVEN ? p->parts : 1;
@@ -126,8 +131,8 @@ static float *local_values(
         if (run->params[param].cut == SYN_AVERAGED) /* the mean over ranks is the value */
             out[i] += (float)(t - (run->tp - 1) / 2.0);
     }
-    if (role == 0 && t == run->differs && param == 1 && *count > 2)
-        out[2] += 1.5f;
+    if (role == 0 && t == run->differs && param == 1 && *count > run->differs_at)
+        out[run->differs_at] += 1.5f;
     if (role == 0 && run->shift_weight && param == 0 && *count > 0)
         out[0] += 2;
     free(elements);

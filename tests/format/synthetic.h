@@ -20,7 +20,8 @@ typedef enum syn_cut {
     SYN_TWO,     /* two halves along dimension 0 */
     SYN_PARTED,  /* parts of given sizes along dimension 0, even shares */
     SYN_UNEVEN,  /* the same with given widths */
-    SYN_AVERAGED
+    SYN_AVERAGED,
+    SYN_LISTED /* along dimension 0, the rows that `rows` lists; nothing in the files says it */
 } syn_cut;
 
 typedef struct syn_param {
@@ -31,6 +32,8 @@ typedef struct syn_param {
     int parts;
     int64_t sizes[SYN_PARTS];
     int64_t widths[SYN_PARTS][SYN_TP];
+    const int64_t *rows; /* [tp][row_count] */
+    int row_count;       /* of each rank */
     int group;
 } syn_param;
 
@@ -57,11 +60,12 @@ typedef struct syn_run {
     int absent, absent_tp; /* this param is not on this tp rank; -1: none */
     int empty_rank;        /* this rank's master of group 0 is empty; -1: none */
     int written;           /* ranks that have files; 0: all */
-    int differs;       /* on this tp rank, element 2 of params[1]'s weight is 1.5 more; -1: none */
-    bool shift_weight; /* element 0 of params[0]'s weight is not its master rounded */
-    const char *alias; /* of params[0], in shared_params; NULL */
-    int later;         /* steps that each further group is ahead of the one before */
-    bool args;         /* the client keeps Megatron's arguments, of another layout than the run's */
+    int differs; /* on this tp rank, an element of params[1]'s weight is 1.5 more; -1: none */
+    int64_t differs_at; /* which one of what the rank has: 2 */
+    bool shift_weight;  /* element 0 of params[0]'s weight is not its master rounded */
+    const char *alias;  /* of params[0], in shared_params; NULL */
+    int later;          /* steps that each further group is ahead of the one before */
+    bool args; /* the client keeps Megatron's arguments, of another layout than the run's */
 } syn_run;
 
 /* A run with the usual choices and no params. */

@@ -169,6 +169,26 @@ def write_source():
         json.dump(INFO, file)
 
 
+def check_shared():
+    """B03: of qkv, 4 ranks have the keys and values of their queries' group; then, of the same, plain rows."""
+    ranks = {"match": "qkv", "split": 0, "parts": [24, 12, 12], "groups": 2, "shared": [1, 2]}
+    for name, rule in (("shared", ranks), ("plain", {"match": "qkv", "split": 0, "parts": [48]})):
+        with open(name + ".json", "w", encoding="ascii") as file:
+            json.dump({"rules": [rule], "otherwise": {"replicated": True}}, file)
+    states, _ = convert("source", "shared4", "--layout", "tp=4", "--target-rules", "shared.json")
+    assert states["qkv"] == {"param": (72, 12), "cat_dim": 0}, states["qkv"]
+    as_is = json.loads(run("inspect", "shared4", "--tensors", "qkv", "--json").stdout)["tensors"]
+    assert [t["shape"] for t in as_is if t["role"] == "master"] == [[72, 12]], as_is
+    states, _ = convert("shared4", "plain4", "--rules", "shared.json", "--target-rules", "plain.json")
+    assert states["qkv"]["param"] == (48, 12) and states["qkv"]["sub_param_shape"].shape == ((48,), 12)
+    for made, rules in (("shared4", "shared.json"), ("plain4", "plain.json")):
+        equal = run("verify", made, "source", "--rules", rules, "--roles", "master,exp_avg,exp_avg_sq")
+        assert equal.returncode == 0 and "equal: 24 tensors" in equal.stdout, equal.stdout + equal.stderr
+    for target in ("native", "safetensors", "torch"):
+        done = run("convert", "source", "no", "--to", target, "--target-rules", "plain.json")
+        assert done.returncode == 2 and "--target-rules" in done.stderr, done.stderr
+
+
 def main():
     write_source()
     tensors = json.loads(run("inspect", "source", "--json").stdout)["tensors"]
@@ -206,6 +226,7 @@ def main():
         assert "sub_param_shard_widths" not in model["universal_checkpoint_info"]
         equal = run("verify", "again" + version, "long2", "--roles", "master")
         assert equal.returncode == 0 and "equal: 8 tensors" in equal.stdout, equal.stdout + equal.stderr
+    check_shared()
     # A rule for a dimension that a tensor does not have, and a shape of another number of elements.
     norm = {"rules": [{"match": "norm", "split": 1}, {"match": "embed", "replicated": True}], "otherwise": {"split": 0}}
     heads = {"patterns": ["heads"], "shape": [5, [12], 12], "partition_dim": 1}

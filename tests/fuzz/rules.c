@@ -1,6 +1,7 @@
-/* Rules files, and the patterns in them on a few names. */
+/* Rules files, the patterns in them on a few names, and cuts by what they say. */
 #include <stdlib.h>
 
+#include "ckpt/cut.h"
 #include "ckpt/rules.h"
 #include "input.h"
 
@@ -15,6 +16,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             if (rs_rules_find(&rules, names[i], &rule) == RS_OK && rule != NULL &&
                 rule->kind == RS_RULE_SPLIT && (rule->parts < 1 || rule->dim < 0))
                 abort();
+            rs_cut cut = {0};
+            if (rule != NULL && rule->shared != NULL && rs_cut_of_shared(rule, 4, &cut) == RS_OK &&
+                rs_cut_total(&cut) < cut.whole)
+                abort();
+            rs_cut_fini(&cut);
             if (rs_rules_vocabulary(&rules, names[i], &vocabulary) != RS_OK)
                 continue;
         }

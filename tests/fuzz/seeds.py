@@ -14,6 +14,8 @@ RULES = [
     '{"rules":[{"match":".*o\\\\.weight","split":1},{"match":"a","split":0,"parts":[2,1]},'
     '{"match":"n","replicated":true},{"match":"e","split":0,"vocabulary":61},{"match":"h","tied":"e"}],'
     '"otherwise":{"split":0}}',
+    '{"rules":[{"match":"layers","split":0,"parts":[16,4,4],"groups":2,"shared":[1,2]},'
+    '{"match":"e","replicated":true,"equal":true}]}',
     '{"universal_checkpoint_info":{"original_vocab_size":61,"vocabulary_parameter_patterns":[".*embed"],'
     '"parameter_with_sub_params":[{"patterns":["qkv"],"shape":[[4,2,2],-1],"partition_dim":0}],'
     '"sub_param_shard_widths":{"qkv":[[2,2],[1,1],[1,1]]},"tp_replicated_parameter_patterns":["\\\\d+\\\\.n"]}}',

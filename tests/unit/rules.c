@@ -40,8 +40,14 @@ static void test_own_rules(void **state)
             "{\"match\":\"qkv\",\"split\":0,\"parts\":[4,2,2],\"comment\":\"fused\"},"
             "{\"match\":\"n\",\"replicated\":true},{\"match\":\"r\",\"averaged\":true},"
             "{\"match\":\"embed\",\"split\":0,\"vocabulary\":61},{\"match\":\"h\",\"tied\":\"e\"},"
-            "{\"match\":\"v\",\"vocabulary\":7}],\"otherwise\":{\"split\":2}}"),
+            "{\"match\":\"v\",\"vocabulary\":7},{\"match\":\"few\",\"split\":0,"
+            "\"parts\":[8,2,2],\"groups\":2,\"shared\":[1,2]},"
+            "{\"match\":\"s\",\"replicated\":true,\"equal\":true}],\"otherwise\":{\"split\":2}}"),
         RS_OK);
+    assert_int_equal(find(&rules, "few")->groups, 2);
+    assert_true(!find(&rules, "few")->shared[0] && find(&rules, "few")->shared[2]);
+    assert_true(find(&rules, "few")->equal && find(&rules, "s")->equal);
+    assert_true(!find(&rules, "norm")->equal && find(&rules, "qkv")->shared == NULL);
     assert_int_equal(find(&rules, "a12.w")->dim, 1);
     assert_int_equal(find(&rules, "a12.w.more")->dim, 1); /* anchored at the start only */
     assert_int_equal(find(&rules, "ba12.w")->dim, 2);
@@ -103,6 +109,24 @@ static void test_refused(void **state)
         {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":0}]}", "\"parts\""},
         {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[1,-2]}]}", "no whole number"},
         {"{\"rules\":[{\"match\":\"a\",\"splitt\":0}]}", "unknown key \"splitt\""},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[4,2],\"groups\":2}]}",
+            "\"groups\" needs \"shared\""},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":2,\"shared\":[1]}]}",
+            "must be a list of sizes"},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[4,2],\"shared\":[2]}]}",
+            "no number of a part"},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[4,2],\"shared\":[-1]}]}",
+            "no number of a part"},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[4,2],\"shared\":[0,1]}]}",
+            "has all parts"},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[4,2],\"shared\":[1],\"groups\":0}]}",
+            "\"groups\" must be a number"},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[4,3],\"shared\":[1],\"groups\":2}]}",
+            "that divides the size of every part"},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"parts\":[9223372036854775807,1],"
+         "\"shared\":[1]}]}",
+            "overflow"},
+        {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"equal\":true}]}", "what is \"replicated\""},
         {"{\"rules\":[{\"match\":\"a\",\"vocabulary\":0}]}", "true number of rows"},
         {"{\"otherwise\":{\"tied\":\"x\"}}", "\"tied\" needs \"match\""},
         {"{\"universal_checkpoint_info\":{\"tp_replicated_parameter_patterns\":[1]}}",
