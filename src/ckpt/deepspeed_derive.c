@@ -57,6 +57,25 @@ static rs_status derive_entries(rs_ds_reader *reader)
     return RS_OK;
 }
 
+/* Where a master is the mean of copies and the weight is that of one replica alone, the weight is
+ * the mean rounded. */
+static void derive_from_means(rs_ds_reader *reader)
+{
+    for (size_t i = 0; i < reader->catalog->entries.count; i++) {
+        const rs_catalog_entry *master = rs_catalog_get(reader->catalog, (int)i);
+        int id = rs_catalog_find(reader->catalog, master->is.name, "param");
+        rs_catalog_entry *param = id >= 0 ? rs_catalog_get(reader->catalog, id) : NULL;
+        if (master->how != RS_ENTRY_AVERAGE || strcmp(master->is.role, "master") != 0 ||
+            param == NULL || param->how == RS_ENTRY_AVERAGE)
+            continue;
+        param->how = RS_ENTRY_ROUNDED;
+        param->source = (int)i;
+        param->is.stored = false;
+        param->is.derived_from = master->is.role;
+        param->is.copies = 0;
+    }
+}
+
 static rs_status derive_masters(rs_ds_reader *reader)
 {
     size_t count = reader->catalog->entries.count;
@@ -154,6 +173,7 @@ static rs_status finish_extras(rs_ds_reader *reader)
 rs_status rs_ds_derive(rs_ds_reader *reader)
 {
     RS_TRY(derive_entries(reader));
+    derive_from_means(reader);
     RS_TRY(derive_masters(reader));
     RS_TRY(add_aliases(reader));
     RS_TRY(tie_entries(reader));

@@ -133,13 +133,14 @@ static rs_status keep_state(
 }
 
 /* Adds the part of `param` that a rank's flat buffer has: [begin, end) of it, the first of which is
- * element `at` of the buffer. */
+ * element `at` of the buffer. `ep`: the expert-parallel rank whose own copy it is; -1: of none. */
 static rs_status add_range(rs_ds_reader *reader, const char *name, const rs_ds_param *param,
-    const char *role, int mp, const flat *f, int64_t begin, int64_t end, int64_t at)
+    const char *role, int mp, int ep, const flat *f, int64_t begin, int64_t end, int64_t at)
 {
-    int id;
-    RS_TRY(rs_assembly_local(&reader->assembly, name, role, rs_ds_tp_of(reader, mp),
-        rs_ds_stage_of(reader, mp), f->dtype, param->ndim, param->shape, &id));
+    int id, copy = (ep < 0 ? 0 : ep * reader->pp) + rs_ds_stage_of(reader, mp);
+    RS_TRY(rs_assembly_local(&reader->assembly, name, role, rs_ds_tp_of(reader, mp), copy, f->dtype,
+        param->ndim, param->shape, &id));
+    reader->assembly.locals.items[id].own = ep >= 0;
     return rs_assembly_range(&reader->assembly, id, begin, end, f->file,
         f->offset + at * (int64_t)rs_dtype_size(f->dtype));
 }
@@ -196,9 +197,12 @@ static rs_status place_group(const group_file *g, const char *role, const flat *
         RS_TRY(expert_name(g, param->name, &name));
         if (strcmp(role, "master") == 0)
             RS_TRY(rs_ds_note_member(g->reader, g->mp, g->number, name));
+        /* What is no numbered expert (an adapter that experts share) every expert-parallel rank has
+         * trained on for itself: copies. */
+        int ep = g->eps > 1 && name == param->name ? g->ep : -1;
         /* Also those that this rank has nothing of, so that an empty one is known. */
-        RS_TRY(
-            add_range(g->reader, name, param, role, g->mp, f, begin - at, end - at, begin - first));
+        RS_TRY(add_range(
+            g->reader, name, param, role, g->mp, ep, f, begin - at, end - at, begin - first));
         at += param->elements;
     }
     return RS_OK;
@@ -432,8 +436,8 @@ static rs_status place_param(const params_file *p, const char *role, const int64
     int64_t end = rs_min64(begin + part, param->elements);
     if (part == 0) /* it takes nothing: only its own group knows whether it has this state */
         return group < p->groups && p->buffers[group].file >= 0
-                   ? add_range(p->reader, param->name, param, role, p->file->mp, &p->buffers[group],
-                         0, 0, 0)
+                   ? add_range(p->reader, param->name, param, role, p->file->mp, -1,
+                         &p->buffers[group], 0, 0, 0)
                    : RS_OK;
     for (int64_t taken = 0; taken < part;) {
         while (c->buffer < p->groups && c->used == lengths[c->buffer])
@@ -446,7 +450,7 @@ static rs_status place_param(const params_file *p, const char *role, const int64
         int64_t now = rs_min64(part - taken, lengths[c->buffer] - c->used);
         const flat *f = &p->buffers[c->buffer];
         if (f->file >= 0)
-            RS_TRY(add_range(p->reader, param->name, param, role, p->file->mp, f,
+            RS_TRY(add_range(p->reader, param->name, param, role, p->file->mp, -1, f,
                 rs_min64(begin + taken, end), rs_min64(begin + taken + now, end), c->used));
         c->used += now;
         taken += now;

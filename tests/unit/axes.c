@@ -1,6 +1,6 @@
 /*
  * What went wrong elsewhere, as placements and plans: cases A08, A09, A14, A17, A18, C01, C03, C04,
- * C06, C07, C11, D01, D03, D05, D06 and D07 of the trouble cases. State is filled by canonical
+ * C06, C07, C11, D01, D03 and D05 to D08 of the trouble cases. State is filled by canonical
  * index and moved from layout to layout; memory is set to 0xA5 before, so what nobody wrote is
  * seen.
  */
@@ -512,6 +512,38 @@ static void expert_numbers(void **state)
     rs_space_destroy(space);
 }
 
+/* D08: copies that expert-parallel ranks trained apart. Where the layout stays, each rank keeps its
+ * own; that they differ is noticed by the sums, so that none of them is taken in silence. */
+static void copies_apart(void **state)
+{
+    (void)state;
+    const rs_tensor tensors[] = {{.name = "adapter", .ndim = 2, .shape = {4, 2}},
+        {.name = "experts",
+            .ndim = 3,
+            .shape = {1, 2, 3},
+            .axis = {RS_AXIS_LAYER, RS_AXIS_EXPERT}}};
+    rs_space *space = make_space(tensors, 2);
+    holding_state from, to;
+    rs_box whole = rs_box_whole(2, tensors[0].shape);
+    allocate(placed(space, "dp=2,ep=2"), &from);
+    allocate(placed(space, "dp=2,ep=2"), &to);
+    for (int h = 0; h < 2; h++)
+        assert_true(pattern_fill(from.placement, h, &from.memory[h], 1));
+    spoil(&from, 1);
+    move(&from, &to);
+    for (int h = 0; h < 2; h++) {
+        rs_shard shard;
+        assert_int_equal(rs_placement_address(to.placement, h, 0, 0, &whole, &shard), RS_OK);
+        assert_memory_equal(rs_memory_shard(&to.memory[h], &shard),
+            rs_memory_shard(&from.memory[h], &shard), 8 * sizeof(uint16_t));
+    }
+    assert_int_equal(compare_copies(space, &to), RS_ERR_CERTIFICATE);
+    assert_non_null(strstr(rs_error_message(), "adapter, role param: its copies"));
+    release(&from);
+    release(&to);
+    rs_space_destroy(space);
+}
+
 /* D07: pipeline parallel to expert parallel, with the optimizer's state. */
 static void stages_to_experts(void **state)
 {
@@ -630,6 +662,7 @@ int main(void)
         cmocka_unit_test(interleaved),
         cmocka_unit_test(tied_embedding),
         cmocka_unit_test(expert_numbers),
+        cmocka_unit_test(copies_apart),
         cmocka_unit_test(stages_to_experts),
         cmocka_unit_test(grouped_and_single),
         cmocka_unit_test(tiny_models),
