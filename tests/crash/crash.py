@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -56,7 +57,7 @@ class Crash(Jobs):
     def __init__(self, reshard):
         super().__init__(reshard)
         self.references = {}
-        self.slowest = 0.0
+        self.waited = []
 
     def command(self, folder, kind):
         return self.train(folder, STEPS, ["--global-batch", "4", "--save-every", "4", "--max-restarts", "0"] + JOBS[kind])
@@ -124,7 +125,7 @@ class Crash(Jobs):
         while process.poll() is None and len(self.losses(folder)) <= len(before):
             time.sleep(0.005)
         if process.poll() is None:
-            self.slowest = max(self.slowest, time.monotonic() - begun)
+            self.waited.append(time.monotonic() - begun)
 
     def finish(self, folder, kind, out):
         for _ in range(3):
@@ -326,10 +327,13 @@ def main():
     print(f"seed {arguments.seed}")
     try:
         runs = {"phases": phases, "nodes": nodes, "mirrors": mirrors, "random": randomly}[arguments.what](crash, arguments)
-        print(f"{runs} runs recovered; the slowest took {crash.slowest:.2f} s from the resumption to the next step")
+        waited = crash.waited or [0.0]
+        print(f"{runs} runs recovered; from the resumption to the next step {len(crash.waited)} times: median "
+              f"{statistics.median(waited):.2f} s, the slowest {max(waited):.2f} s")
         code = 0
     except Failed as error:
         print(f"FAILED: {error}")
+        crash.keep()
         code = 1
     finally:
         crash.close()

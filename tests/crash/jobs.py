@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,18 @@ class Jobs:
         self.count = 0
         self.processes = []
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+
+    def keep(self):
+        """After a failure: what the jobs left, as it was found, into the folder that RESHARD_KEEP names."""
+        if os.environ.get("RESHARD_KEEP"):
+            kept = os.path.join(os.environ["RESHARD_KEEP"], os.path.basename(self.folder))
+            shutil.copytree(self.folder, kept, ignore_dangling_symlinks=True, symlinks=True,
+                            ignore=lambda folder, names: [n for n in names if stat.S_ISSOCK(
+                                os.lstat(os.path.join(folder, n)).st_mode)])
+            for path in glob.glob("/dev/shm/reshard-*"):
+                if any(os.path.basename(job) in path for job in glob.glob(os.path.join(self.folder, "c*"))):
+                    shutil.copy(path, kept)
+            print(f"kept in {kept}")
 
     def close(self):
         for process in self.processes:

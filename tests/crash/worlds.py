@@ -268,6 +268,7 @@ def main():
         code = 0
     except Failed as error:
         print(f"FAILED: {error}")
+        changes.keep()
         code = 1
     finally:
         changes.close()
