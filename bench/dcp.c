@@ -49,7 +49,7 @@ static char *exchange(const char *record)
 static void save_part(const rs_space *space, const rs_placement *placement, const rs_memory *memory,
     const rs_save_name *name, rs_save *part)
 {
-    rs_save_about about = {SAVED, SAVERS, "{}"};
+    rs_save_about about = {.layout = SAVED, .world = SAVERS, .extras = "{}"};
     char *records[SAVERS];
     need(rs_save_begin(placement, rank, memory, &part), "save");
     need(rs_save_write(part, name), "write");

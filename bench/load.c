@@ -42,7 +42,7 @@ static void save(const rs_space *space, const char *layout, const char *folder)
 {
     rs_placement *placement = place(space, layout);
     rs_save_name name = {folder, 1, "bench"};
-    rs_save_about about = {layout, RANKS, "{}"};
+    rs_save_about about = {.layout = layout, .world = RANKS, .extras = "{}"};
     char *records[RANKS];
     need(rs_save_prepare(&name), "prepare");
     for (int r = 0; r < RANKS; r++) {

@@ -80,11 +80,16 @@ typedef struct rs_save_about {
     const char *layout; /* that it was saved under */
     int world;          /* its ranks */
     const char *extras; /* a JSON object: what else belongs to the job; it is kept as it is */
+    /* Asked when all but the renaming is done; RS_OK: the checkpoint may take its place. NULL: it
+     * may. */
+    rs_status (*permit)(void *context);
+    void *context;
 } rs_save_about;
 
 /*
  * Completes the save: checks that every file that the records name is there in full, writes the
- * manifest, syncs, renames, and lets `latest` name it, in this order. RS_ERR_NOT_FOUND: a rank's
+ * manifest, syncs, asks for permission, renames, and lets `latest` name it, in this order.
+ * RS_ERR_NOT_FOUND: a rank's
  * file is not in the folder as this process sees it (it is on another machine's disk).
  */
 rs_status rs_save_commit(const rs_save_name *name, const rs_space *space,

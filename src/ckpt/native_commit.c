@@ -460,10 +460,12 @@ static rs_status write_manifest(const char *aside, json_t *root)
     return status;
 }
 
-static rs_status publish(const rs_save_name *name, const char *aside)
+static rs_status publish(const rs_save_name *name, const rs_save_about *about, const char *aside)
 {
     char from[RS_NATIVE_NAME], to[RS_NATIVE_NAME];
     RS_TRY(rs_sync_folder(aside));
+    if (about->permit != NULL)
+        RS_TRY(about->permit(about->context));
     RS_TRY(rs_native_aside_name(name, from));
     RS_TRY(rs_publish_rename(name->folder, from, rs_native_step_name(name->step, to)));
     return rs_publish_text(name->folder, RS_NATIVE_LATEST, to);
@@ -485,7 +487,7 @@ rs_status rs_save_commit(const rs_save_name *name, const rs_space *space,
     if (root == NULL)
         RS_TRY_GOTO(rs_error_set(RS_ERR_ARGUMENT, "cannot write the manifest as JSON"), out);
     RS_TRY_GOTO(write_manifest(aside, root), out);
-    RS_TRY_GOTO(publish(name, aside), out);
+    RS_TRY_GOTO(publish(name, about, aside), out);
 out:
     json_decref(root);
     json_decref(files);

@@ -209,6 +209,28 @@ static void tell_start(const rs_job *job)
     job->listener->start(job->listener->context, &start);
 }
 
+/* ---- the lease ---- */
+
+/* A supervisor that has died is no reason: its ranks finish their step, and wait. */
+rs_status rs_job_may_write(const rs_job *job)
+{
+    rs_member *member = job->options->member;
+    if (member == NULL || rs_member_holds(member) ||
+        !rs_control_is_claimed(job->options->job, NULL))
+        return RS_OK;
+    return rs_error_set(RS_ERR_PEER,
+        "the supervisor does not answer, and may have had another world go on meanwhile");
+}
+
+void rs_job_end_unheard(const rs_job *job)
+{
+    if (rs_job_may_write(job) == RS_OK)
+        return;
+    fprintf(stderr, "reshard worker: the supervisor does not answer: this world ends, its state "
+                    "stays in memory\n");
+    MPI_Abort(job->comm, 1);
+}
+
 /* ---- taking down ---- */
 
 /* Removes this rank's arenas, of all generations that may exist. */
@@ -257,6 +279,8 @@ static rs_status fail(rs_job *job, rs_status status)
     snprintf(message, sizeof message, "%s", rs_error_message());
     rs_member *member = job->options->member;
     bool owns = !job->keeps && !is_guest(job);
+    if (job->rank == 0)
+        rs_job_end_unheard(job);
     if (owns && (job->rank == 0 || !job->agreed) && rs_record_remove(job->options->job) != RS_OK)
         rs_job_notice(job, "the job's record is left over: %s", rs_error_message());
     if (owns && member == NULL && job->keeper != NULL && rs_keeper_sweep(job->keeper) != RS_OK)

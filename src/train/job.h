@@ -132,6 +132,12 @@ rs_status rs_job_agree(rs_job *job, rs_status mine) RS_MUST_CHECK;
 void rs_job_notice(rs_job *job, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rs_status rs_job_report(
     rs_job *job, const char *state, const char *message, bool now) RS_MUST_CHECK;
+/* Whether rank 0 may write what the job is known by: metrics, record, checkpoints. RS_ERR_PEER: a
+ * supervisor on another host does not answer, and may count this world as lost and have another
+ * one go on. From any thread. */
+rs_status rs_job_may_write(const rs_job *job) RS_MUST_CHECK;
+/* Rank 0, before it writes: ends this world where it may not. */
+void rs_job_end_unheard(const rs_job *job);
 
 /* room.c: who shares a node, and whether its memory is enough. Collective over job->comm. */
 rs_status rs_job_find_nodes(rs_job *job) RS_MUST_CHECK;

@@ -150,19 +150,6 @@ static bool is_orphan(rs_job *job)
     return !rs_control_is_claimed(job->options->job, NULL);
 }
 
-/* A supervisor on another host that does not answer may count this world as lost and have another
- * one go on: from here on it writes nothing any more. */
-static void end_unheard(rs_job *job, bool orphan)
-{
-    const rs_member *member = job->options->member;
-    if (member == NULL || rs_member_holds(member) ||
-        (orphan && !rs_control_is_claimed(job->options->job, NULL)))
-        return;
-    fprintf(stderr, "reshard worker: the supervisor does not answer: this world ends, its state "
-                    "stays in memory\n");
-    MPI_Abort(job->comm, 1);
-}
-
 /*
  * The supervisor is gone, and the step is whole: the state waits in memory for a new owner, who
  * ends these processes before he reads it. If none comes in time, the job ends as it would on
@@ -194,9 +181,9 @@ static rs_status decide(rs_job *job, bool ready, rs_order *order)
     rs_next *next = &job->next;
     read_reports(job);
     RS_TRY(rs_requests_take(job, order));
-    bool last = order->step >= job->options->steps, orphan = is_orphan(job);
-    end_unheard(job, orphan);
-    if (orphan && !job->signalled && !job->stop_asked) {
+    rs_job_end_unheard(job);
+    bool last = order->step >= job->options->steps;
+    if (is_orphan(job) && !job->signalled && !job->stop_asked) {
         order->kind = RS_ORDER_WAIT;
         order->more = true;
         return RS_OK;
@@ -355,6 +342,7 @@ static rs_status tell_step(rs_job *job, const rs_step_note *note)
         return RS_OK;
     rs_train_step line = rs_step_line(note, job->options->steps, job->layout);
     rs_crash_point("line");
+    rs_job_end_unheard(job);
     RS_TRY(rs_metrics_step(job->metrics, &line));
     RS_TRY(rs_job_report(job, "training", "", false));
     if (job->listener->step != NULL)

@@ -5,9 +5,12 @@
  * with the oldest mark it sees, so that the supervisor learns of a stopped rank from its leader,
  * and of a stopped leader from silence.
  *
- * Sleeping: leaders wait on their stream, the others on the board's word. What rank 0 was told is
- * then broadcast, so that all ranks have it. Words come one at a time: the supervisor sends the
- * same to every leader, and the next only after rank 0 has answered.
+ * Another thread of a leader reads its stream: so answers to beats are heard while the rank works,
+ * writes to a slow disk or waits for others, and what else is said waits until the rank asks.
+ *
+ * Sleeping: leaders wait for a word, the others on the board's. What rank 0 was told is then
+ * broadcast, so that all ranks have it. Words come one at a time: the supervisor sends the same to
+ * every leader, and the next only after rank 0 has answered.
  */
 #include "train/member.h"
 
@@ -29,6 +32,7 @@
 #define BEAT_MS 250
 #define BEATS_PER_WORD 4 /* marks of the board per beat on the stream */
 #define JOIN_SECONDS 60
+#define LISTEN_SECONDS 0.25 /* between looks whether to go on listening */
 
 struct rs_member {
     MPI_Comm comm;
@@ -39,16 +43,30 @@ struct rs_member {
     rs_board *board;
     rs_link *link; /* leaders */
     rs_member_world world;
-    pthread_t thread;
+    pthread_t beater;
+    pthread_t listener;
     bool beating;
+    bool listening;
     atomic_bool stop;
-    atomic_bool orphan;
     bool moves;   /* the job has other hosts */
     double lease; /* seconds; 0: none is needed */
-    double lent;  /* when the beat was sent that was answered last */
+    pthread_mutex_t lock;
+    pthread_cond_t heard; /* a word, or the end of the stream */
+    /* under the lock */
+    bool orphan;
+    json_t *words; /* heard, not yet handed out */
+    double lent;   /* when the beat was sent that was answered last */
 };
 
 /* ---- beats ---- */
+
+static void be_orphan(rs_member *m)
+{
+    pthread_mutex_lock(&m->lock);
+    m->orphan = true;
+    pthread_cond_broadcast(&m->heard);
+    pthread_mutex_unlock(&m->lock);
+}
 
 static void send_beat(rs_member *m)
 {
@@ -65,7 +83,7 @@ static void send_beat(rs_member *m)
         (json_int_t)rs_board_process(m->board, rank), "sent", rs_clock_seconds(), "signalled",
         rs_signals_caught());
     if (beat != NULL && rs_link_send(m->link, beat) != RS_OK)
-        atomic_store(&m->orphan, true);
+        be_orphan(m);
     json_decref(beat);
 }
 
@@ -81,17 +99,54 @@ static void *beat(void *context)
     return NULL;
 }
 
-static rs_status begin_beating(rs_member *m)
+/* Keeps a word for the rank, but for answers to beats. */
+static void keep_word(rs_member *m, json_t *word)
+{
+    pthread_mutex_lock(&m->lock);
+    if (rs_member_says(word, "lease")) {
+        m->lent = json_number_value(json_object_get(word, "sent"));
+        json_decref(word);
+    } else if (json_array_append_new(m->words, word) != 0) {
+        m->orphan = true; /* no memory: it is as if it had not been said */
+    }
+    pthread_cond_broadcast(&m->heard);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void *listen(void *context)
+{
+    rs_member *m = context;
+    while (!atomic_load(&m->stop)) {
+        json_t *word = NULL;
+        if (rs_link_receive(m->link, LISTEN_SECONDS, &word) != RS_OK) {
+            be_orphan(m);
+            return NULL;
+        }
+        if (word != NULL)
+            keep_word(m, word);
+    }
+    return NULL;
+}
+
+static rs_status start(rs_member *m, void *(*run)(void *), pthread_t *thread, bool *started)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&m->thread, NULL, beat, m);
+    int error = pthread_create(thread, NULL, run, m);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0)
-        return rs_error_errno(error, "cannot start the thread that shows that this rank lives");
-    m->beating = true;
+        return rs_error_errno(error, "cannot start the threads that keep in touch with the "
+                                     "supervisor");
+    *started = true;
     return RS_OK;
+}
+
+static rs_status begin_beating(rs_member *m)
+{
+    if (m->link != NULL)
+        RS_TRY(start(m, listen, &m->listener, &m->listening));
+    return start(m, beat, &m->beater, &m->beating);
 }
 
 /* ---- joining ---- */
@@ -222,11 +277,15 @@ rs_status rs_member_join(const char *job, const char *address, int world, const 
     rs_member *m = rs_calloc(1, sizeof *m);
     if (m == NULL)
         return rs_error_memory(sizeof *m);
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_cond_init(&m->heard, NULL);
+    m->words = json_array();
     MPI_Comm_dup(comm, &m->comm);
     MPI_Comm_rank(comm, &m->rank);
     MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, m->rank, MPI_INFO_NULL, &m->host);
     MPI_Comm_rank(m->host, &m->local);
     MPI_Comm_size(m->host, &m->locals);
+    RS_TRY_GOTO(rs_comm_agree(comm, m->words != NULL ? RS_OK : rs_error_memory(1)), done);
     RS_TRY_GOTO(rs_comm_agree(comm, rs_board_open(board, m->locals, &m->board)), done);
     rs_board_beat(m->board, m->local);
     RS_TRY_GOTO(rs_comm_agree(comm, connect_leader(m, job, address, world, &welcome)), done);
@@ -251,8 +310,13 @@ void rs_member_leave(rs_member *m)
         return;
     atomic_store(&m->stop, true);
     if (m->beating)
-        pthread_join(m->thread, NULL);
+        pthread_join(m->beater, NULL);
+    if (m->listening)
+        pthread_join(m->listener, NULL);
     rs_link_close(m->link);
+    json_decref(m->words);
+    pthread_cond_destroy(&m->heard);
+    pthread_mutex_destroy(&m->lock);
     rs_board_close(m->board);
     free(m->world.from.kept);
     free(m->world.from.hosts);
@@ -273,14 +337,20 @@ bool rs_member_moves_away(const rs_member *m)
     return m->moves;
 }
 
-bool rs_member_holds(const rs_member *m)
+bool rs_member_holds(rs_member *m)
 {
-    return m->lease <= 0 || rs_clock_seconds() - m->lent < m->lease;
+    pthread_mutex_lock(&m->lock);
+    double lent = m->lent;
+    pthread_mutex_unlock(&m->lock);
+    return m->lease <= 0 || rs_clock_seconds() - lent < m->lease;
 }
 
-bool rs_member_is_orphan(const rs_member *m)
+bool rs_member_is_orphan(rs_member *m)
 {
-    return atomic_load(&m->orphan);
+    pthread_mutex_lock(&m->lock);
+    bool orphan = m->orphan;
+    pthread_mutex_unlock(&m->lock);
+    return orphan;
 }
 
 /* ---- talking ---- */
@@ -297,27 +367,31 @@ rs_status rs_member_tell(rs_member *m, const char *what, json_t *members)
     return status;
 }
 
-/* The next word that is not an answer to a beat. */
-static rs_status next_word(rs_member *m, double seconds, json_t **word)
+/* The oldest word that was heard, NULL: none; under the lock. */
+static json_t *take_word(rs_member *m)
 {
-    for (;;) {
-        RS_TRY(rs_link_receive(m->link, seconds, word));
-        if (!rs_member_says(*word, "lease"))
-            return RS_OK;
-        m->lent = json_number_value(json_object_get(*word, "sent"));
-        json_decref(*word);
-        *word = NULL;
-    }
+    json_t *word = json_incref(json_array_get(m->words, 0));
+    if (word != NULL)
+        json_array_remove(m->words, 0);
+    return word;
 }
 
 json_t *rs_member_poll(rs_member *m)
 {
-    json_t *word = NULL;
-    if (m->link == NULL || atomic_load(&m->orphan))
-        return NULL;
-    if (next_word(m, 0, &word) != RS_OK)
-        atomic_store(&m->orphan, true);
+    pthread_mutex_lock(&m->lock);
+    json_t *word = take_word(m);
+    pthread_mutex_unlock(&m->lock);
     return word;
+}
+
+static rs_status await_word(rs_member *m, json_t **word)
+{
+    pthread_mutex_lock(&m->lock);
+    while ((*word = take_word(m)) == NULL && !m->orphan)
+        pthread_cond_wait(&m->heard, &m->lock);
+    pthread_mutex_unlock(&m->lock);
+    return *word != NULL ? RS_OK
+                         : rs_error_set(RS_ERR_PEER, "the stream to the supervisor has ended");
 }
 
 rs_status rs_member_sleep(rs_member *m, json_t **word)
@@ -328,9 +402,7 @@ rs_status rs_member_sleep(rs_member *m, json_t **word)
     /* Nobody may miss the post of a leader that is told at once. */
     MPI_Barrier(m->host);
     if (m->link != NULL) {
-        status = next_word(m, -1, word);
-        if (status != RS_OK)
-            atomic_store(&m->orphan, true);
+        status = await_word(m, word);
         rs_board_post(m->board);
     } else {
         while (!rs_board_wait(m->board, seen, 3600))

@@ -58,15 +58,15 @@ const rs_member_world *rs_member_world_of(const rs_member *member);
 
 /* False once the supervisor has not answered a beat of this host for the time of its lease: it may
  * count this world as lost then and have another one go on. Rank 0, which may write the job's files
- * only while it holds; a job on one host has no lease and always does. */
-bool rs_member_holds(const rs_member *member);
+ * only while it holds; a job on one host has no lease and always does. From any thread. */
+bool rs_member_holds(rs_member *member);
 
 /* True if a signal to end does not end the job: the supervisor, who is told with the beats of the
  * host, has the job leave the host instead. */
 bool rs_member_moves_away(const rs_member *member);
 
 /* True if the supervisor listens no more. Rank 0. */
-bool rs_member_is_orphan(const rs_member *member);
+bool rs_member_is_orphan(rs_member *member);
 
 /* Tells the supervisor {"say": `what`, ...}; `members` (may be NULL) is consumed. Rank 0. */
 rs_status rs_member_tell(rs_member *member, const char *what, json_t *members) RS_MUST_CHECK;

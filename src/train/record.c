@@ -63,6 +63,7 @@ rs_status rs_job_record(rs_job *job, bool *unsure)
         rs_record former = job->record;
         char why[1000];
         rs_crash_point("record");
+        rs_job_end_unheard(job);
         status = fill(job);
         if (status == RS_OK)
             status = rs_record_write(job->options->job, &job->record);
@@ -88,6 +89,7 @@ rs_status rs_job_record_building(rs_job *job)
     rs_status status = RS_OK;
     if (job->rank == 0) {
         rs_record *r = &job->record;
+        rs_job_end_unheard(job);
         r->building = job->next.generation;
         memcpy(r->building_layout, job->next.text, sizeof r->building_layout);
         r->building_step = job->step;
@@ -98,5 +100,8 @@ rs_status rs_job_record_building(rs_job *job)
 
 rs_status rs_job_record_remove(rs_job *job)
 {
-    return job->rank == 0 ? rs_record_remove(job->options->job) : RS_OK;
+    if (job->rank != 0)
+        return RS_OK;
+    rs_job_end_unheard(job);
+    return rs_record_remove(job->options->job);
 }

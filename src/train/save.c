@@ -155,10 +155,16 @@ char *rs_save_extras(const rs_job *job, int64_t step)
     return text;
 }
 
+static rs_status permit(void *context)
+{
+    return rs_job_may_write(context);
+}
+
 static rs_status commit(rs_saver *s)
 {
-    const rs_job *job = s->job;
-    rs_save_about about = {.layout = s->layout, .world = s->world};
+    rs_job *job = s->job;
+    rs_save_about about = {
+        .layout = s->layout, .world = s->world, .permit = permit, .context = job};
     char *extras = rs_save_extras(job, s->name.step);
     if (extras == NULL)
         return rs_error_memory(1);

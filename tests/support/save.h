@@ -51,7 +51,8 @@ static inline rs_status save_ranks(const rs_save_name *name, const rs_space *spa
     rs_status status = rs_layout_parse(text, &layout);
     if (status == RS_OK)
         status = rs_layout_placement(space, &layout, &placement);
-    rs_save_about about = {text, status == RS_OK ? rs_layout_world(&layout) : 0, "{}"};
+    rs_save_about about = {
+        .layout = text, .world = status == RS_OK ? rs_layout_world(&layout) : 0, .extras = "{}"};
     size_t world = (size_t)about.world;
     if (status == RS_OK && (records = calloc(world + 1, sizeof *records)) == NULL)
         status = RS_ERR_NO_MEMORY;

@@ -341,7 +341,7 @@ static void test_other_disk(void **state)
     rs_layout layout = layout_of("dp=1");
     rs_placement *placement;
     rs_save_name name = {folder, 7, "unit-1"};
-    rs_save_about about = {"dp=1", 1, "{}"};
+    rs_save_about about = {.layout = "dp=1", .world = 1, .extras = "{}"};
     OK(rs_layout_placement(space, &layout, &placement));
     OK(rs_save_prepare(&name));
     char *record = write_part(placement, 0, 7, &name);
@@ -349,6 +349,42 @@ static void test_other_disk(void **state)
     assert_int_equal(
         rs_save_commit(&name, space, &about, (const char *const *)&record, 1), RS_ERR_NOT_FOUND);
     assert_non_null(strstr(rs_error_message(), "shared file system"));
+    free(record);
+    rs_placement_destroy(placement);
+    rs_space_destroy(space);
+}
+
+static rs_status refuse(void *context)
+{
+    ++*(int *)context;
+    return RS_ERR_PEER;
+}
+
+/* All is written, and who commits may not publish it any more: no name changes. */
+static void test_permit(void **state)
+{
+    (void)state;
+    rs_space *space = model_space();
+    rs_layout layout = layout_of("dp=1");
+    rs_placement *placement;
+    rs_save_name name = {folder, 7, "unit-1"};
+    int64_t *steps = NULL;
+    size_t count = 0;
+    int asked = 0;
+    rs_save_about about = {"dp=1", 1, "{}", refuse, &asked};
+    OK(save_all(space, &layout, 5, 1));
+    OK(rs_layout_placement(space, &layout, &placement));
+    OK(rs_save_prepare(&name));
+    char *record = write_part(placement, 0, 7, &name);
+    assert_int_equal(
+        rs_save_commit(&name, space, &about, (const char *const *)&record, 1), RS_ERR_PEER);
+    assert_int_equal(asked, 1);
+    assert_int_equal(access(in_folder("step-00000007.tmp-unit-1/manifest.json"), F_OK), 0);
+    assert_int_not_equal(access(in_folder("step-00000007"), F_OK), 0);
+    OK(rs_native_find(folder, &steps, &count)); /* `latest` names none that is not there */
+    assert_int_equal(count, 1);
+    assert_int_equal(steps[0], 5);
+    free(steps);
     free(record);
     rs_placement_destroy(placement);
     rs_space_destroy(space);
@@ -642,6 +678,7 @@ int main(void)
         cmocka_unit_test_setup(test_every_death, next_folder),
         cmocka_unit_test_setup(test_unfinished, next_folder),
         cmocka_unit_test_setup(test_other_disk, next_folder),
+        cmocka_unit_test_setup(test_permit, next_folder),
         cmocka_unit_test_setup(test_latest, next_folder),
         cmocka_unit_test_setup(test_damage, next_folder),
         cmocka_unit_test_setup(test_does_not_fit, next_folder),
