@@ -6,9 +6,11 @@
 #include <mpi.h>
 #include <string.h>
 
+#include "base/crash.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/launch.h"
+#include "elastic/link.h"
 #include "train/ferry.h"
 #include "train/member.h"
 #include "train/train.h"
@@ -50,6 +52,23 @@ static int join(
     return code;
 }
 
+/* Whoever finds that its supervisor is gone leaves nothing. One that makes nothing then, too, is
+ * safe from being ended in the middle by its launcher, because another rank has left. */
+static int take_part(
+    const cli_command *command, const member_args *args, rs_train_options *o, member_work *work)
+{
+    int provided;
+    rs_crash_begin(launch_own_rank());
+    rs_crash_point("begins");
+    launch_join(o, (int)args->world);
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    int code = join(command, args, o, work);
+    MPI_Finalize();
+    if (rs_link_is_deaf(args->address))
+        launch_abandon(o, (int)args->world);
+    return code;
+}
+
 static int run(const cli_command *command, int argc, char **argv, member_work *work)
 {
     member_args args;
@@ -65,18 +84,9 @@ static int run(const cli_command *command, int argc, char **argv, member_work *w
     if (status != RS_OK) {
         code = cli_fail(command, status, NULL);
     } else {
-        launch_join(&o, (int)args.world);
-        if (launch_is_abandoned(&o, args.address)) {
-            code =
-                cli_error(command, CLI_FAILURE, "the supervisor has gone before this rank began");
-        } else {
-            int provided;
-            MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-            code = join(command, &args, &o, work);
-            MPI_Finalize();
-        }
-        if (launch_is_abandoned(&o, args.address))
-            launch_forget_mpi(&o);
+        code = rs_link_is_deaf(args.address) ? cli_error(command, CLI_FAILURE,
+                                                   "the supervisor has gone before this rank began")
+                                             : take_part(command, &args, &o, work);
     }
     rs_train_options_fini(&o);
     return code;

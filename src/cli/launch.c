@@ -75,15 +75,22 @@ char *launch_board(const rs_train_options *options, int world, char *path, size_
     return path;
 }
 
+/* What a rank notes of itself when it starts. */
+static char *rank_note(
+    const rs_train_options *options, int world, int rank, char *path, size_t size)
+{
+    char folder[RS_TRAIN_PATH + 16];
+    snprintf(
+        path, size, "%s/%d-%d", launch_ranks_folder(options, folder, sizeof folder), world, rank);
+    return path;
+}
+
 void launch_forget(const rs_train_options *options, int world, int ranks)
 {
     char folder[RS_TRAIN_PATH + 16], path[RS_TRAIN_PATH + 64];
     remove_tree(world_folder(options, world, folder, sizeof folder));
-    launch_ranks_folder(options, folder, sizeof folder);
-    for (int rank = 0; rank < ranks; rank++) {
-        snprintf(path, sizeof path, "%s/%d-%d", folder, world, rank);
-        unlink(path);
-    }
+    for (int rank = 0; rank < ranks; rank++)
+        unlink(rank_note(options, world, rank, path, sizeof path));
 }
 
 void launch_join(const rs_train_options *options, int world)
@@ -96,10 +103,8 @@ void launch_join(const rs_train_options *options, int world)
         setenv("OMPI_MCA_btl_vader_backing_directory", folder, 1);
         setenv("UCX_POSIX_DIR", folder, 1);
     }
-    launch_ranks_folder(options, folder, sizeof folder);
-    mkdir(folder, 0777);
-    snprintf(path, sizeof path, "%s/%d-%d", folder, world, launch_own_rank());
-    FILE *file = fopen(path, "w");
+    mkdir(launch_ranks_folder(options, folder, sizeof folder), 0777);
+    FILE *file = fopen(rank_note(options, world, launch_own_rank(), path, sizeof path), "w");
     if (file == NULL)
         return; /* only the naming of a dead rank depends on it */
     gethostname(host, sizeof host - 1);
@@ -110,10 +115,8 @@ void launch_join(const rs_train_options *options, int world)
 bool launch_find_rank(
     const rs_train_options *options, int world, int rank, long *process, char host[64])
 {
-    char folder[RS_TRAIN_PATH + 16], path[RS_TRAIN_PATH + 64];
-    launch_ranks_folder(options, folder, sizeof folder);
-    snprintf(path, sizeof path, "%s/%d-%d", folder, world, rank);
-    FILE *file = fopen(path, "r");
+    char path[RS_TRAIN_PATH + 64];
+    FILE *file = fopen(rank_note(options, world, rank, path, sizeof path), "r");
     if (file == NULL)
         return false;
     bool found = fscanf(file, "%ld %63s", process, host) == 2;
@@ -121,16 +124,29 @@ bool launch_find_rank(
     return found;
 }
 
-bool launch_is_abandoned(const rs_train_options *options, const char *address)
+/* True if the job directory is another job's by now; false while that is not known. */
+static bool is_replaced(const rs_train_options *options)
 {
-    return strncmp(address, "unix:", 5) == 0 && !rs_control_is_claimed(options->job, NULL);
+    rs_train_options now;
+    rs_train_options_init(&now);
+    rs_status status = rs_train_options_load(&now, options->job);
+    bool other = status == RS_OK && strcmp(now.id, options->id) != 0;
+    rs_train_options_fini(&now);
+    return other || status == RS_ERR_NOT_FOUND;
 }
 
-void launch_forget_mpi(const rs_train_options *options)
+void launch_abandon(const rs_train_options *options, int world)
 {
-    char path[RS_TRAIN_PATH + 16];
-    remove_tree(mpi_folder(options, path, sizeof path));
-    remove_tree(launch_ranks_folder(options, path, sizeof path));
+    char path[RS_TRAIN_PATH + 64], host[64];
+    int rank = launch_own_rank();
+    long process;
+    bool claimed = rs_control_is_claimed(options->job, NULL);
+    if (!claimed || is_replaced(options))
+        remove_tree(mpi_folder(options, path, sizeof path));
+    if (!claimed)
+        remove_tree(launch_ranks_folder(options, path, sizeof path));
+    else if (launch_find_rank(options, world, rank, &process, host) && process == (long)getpid())
+        unlink(rank_note(options, world, rank, path, sizeof path));
 }
 
 static sigset_t held_signals(void)

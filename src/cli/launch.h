@@ -47,11 +47,9 @@ char *launch_board(const rs_train_options *options, int world, char *path, size_
 bool launch_find_rank(
     const rs_train_options *options, int world, int rank, long *process, char host[64]);
 
-/* In a rank: true if the supervisor that listens at `address` on this host has died. */
-bool launch_is_abandoned(const rs_train_options *options, const char *address);
-
-/* Removes the files of MPI, and what ranks noted in the job directory, of all worlds. */
-void launch_forget_mpi(const rs_train_options *options);
+/* In a rank of a supervisor that is gone: removes what such ranks have made outside of arenas, but
+ * for what another supervisor uses that has the job directory by now. */
+void launch_abandon(const rs_train_options *options, int world);
 
 /* Removes what the ranks of a world that is gone have left beside the arenas. */
 void launch_forget(const rs_train_options *options, int world, int ranks);

@@ -306,13 +306,15 @@ static rs_status check_proof(rs_link *link)
 
 /* ---- connecting ---- */
 
-static int connect_unix(const char *name)
+static int connect_unix(const char *name, int flags)
 {
     struct sockaddr_un address;
     socklen_t length = abstract_address(name, &address);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, length) != 0) {
+        int error = errno;
         close(fd);
+        errno = error;
         fd = -1;
     }
     return fd;
@@ -370,12 +372,24 @@ static rs_status introduce(rs_link *link, double deadline)
     return RS_OK;
 }
 
+bool rs_link_is_deaf(const char *address)
+{
+    if (strncmp(address, "unix:", 5) != 0)
+        return false;
+    errno = 0;
+    int fd = connect_unix(address + 5, SOCK_NONBLOCK); /* many that wait are no refusal */
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    return fd < 0 && error == ECONNREFUSED;
+}
+
 rs_status rs_link_connect(
     const char *address, const uint8_t secret[RS_SECRET], double seconds, rs_link **out)
 {
     int fd = -1;
     if (strncmp(address, "unix:", 5) == 0)
-        fd = connect_unix(address + 5);
+        fd = connect_unix(address + 5, 0);
     else if (strncmp(address, "tcp:", 4) == 0)
         fd = connect_tcp(address + 4);
     else

@@ -49,6 +49,9 @@ rs_status rs_listener_accept(rs_listener *listener, rs_link **out) RS_MUST_CHECK
  * the secret. */
 rs_status rs_link_connect(const char *address, const uint8_t secret[RS_SECRET], double seconds,
     rs_link **out) RS_MUST_CHECK;
+/* True if nobody listens at a Unix address (any more), so that its supervisor is gone; of other
+ * addresses that is not known. */
+bool rs_link_is_deaf(const char *address);
 void rs_link_close(rs_link *link);
 int rs_link_fd(const rs_link *link);
 

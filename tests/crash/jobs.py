@@ -61,7 +61,7 @@ class Jobs:
                                 os.lstat(os.path.join(folder, n)).st_mode)])
             for path in glob.glob("/dev/shm/reshard-*"):
                 if any(os.path.basename(job) in path for job in glob.glob(os.path.join(self.folder, "c*"))):
-                    shutil.copy(path, kept)
+                    (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, os.path.join(kept, path[9:]))
             print(f"kept in {kept}")
 
     def close(self):

@@ -159,6 +159,24 @@ class Changes(Jobs):
         except Failed as error:
             raise Failed(f"{change}, cancelled at {name}:{rank}: {error}\n{''.join(out)[-3000:]}") from None
 
+    def late(self, folder):
+        """A supervisor is killed while its ranks begin, and another one has the same folder when they go on: they find
+        it in use, but not by theirs, and leave nothing."""
+        points = ",".join(point("begins", rank, -1) + f":1:{signal.SIGSTOP}" for rank in (0, 1))
+        process = self.start(self.train(folder, 100000, OPTIONS + ["--layout", "tp=2"]), points)
+        check(until(60, lambda: len(self.stopped(folder)) == 2), f"ranks do not stand still: {self.of_job(folder)}")
+        ranks = self.stopped(folder)
+        process.kill()
+        process.wait()
+        subprocess.run([self.reshard, "clean", folder], capture_output=True, check=False)
+        shutil.rmtree(folder)
+        process = self.start(self.train(folder, 100000, OPTIONS + ["--layout", "dp=2"]))
+        check(until(90, lambda: process.poll() is not None or self.step(folder) > SAVES), "it does not begin")
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+        check(until(60, lambda: not set(ranks) & set(self.victims(folder, "rank"))), "ranks without a supervisor go on")
+        self.finish(folder, process, [])
+
     def strike(self, folder, rng):
         """Kills or stops somebody; whom, or None."""
         kind, world = rng.choice([("rank", 1), ("rank", 2), ("rank", 2), ("launcher", 1), ("launcher", 2),
@@ -238,7 +256,8 @@ def phases(changes, arguments):
     subprocess.run([changes.reshard, "clean", folder], capture_output=True, check=False)
     check(until(60, lambda: not changes.of_job(folder)), "ranks without a supervisor go on")
     changes.check_gone(folder)
-    return runs + 3
+    changes.late(changes.new_folder())
+    return runs + 4
 
 
 def randomly(changes, arguments):
@@ -255,7 +274,7 @@ def randomly(changes, arguments):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--reshard", required=True)
-    parser.add_argument("what", choices=["phases", "random"])
+    parser.add_argument("what", choices=["phases", "random", "late"])
     parser.add_argument("count", nargs="?", type=int, default=10)
     parser.add_argument("--only", default="", help="instants whose names contain this")
     parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
@@ -263,7 +282,7 @@ def main():
     changes = Changes(arguments.reshard)
     print(f"seed {arguments.seed}")
     try:
-        runs = {"phases": phases, "random": randomly}[arguments.what](changes, arguments)
+        runs = {"phases": phases, "random": randomly, "late": lambda c, _: c.late(c.new_folder()) or 1}[arguments.what](changes, arguments)
         print(f"{runs} changes gone on from")
         code = 0
     except Failed as error:

@@ -153,6 +153,33 @@ static void both_ways(void **state)
     assert_int_equal(rs_link_connect("carrier pigeon", secret, 1, &link), RS_ERR_ARGUMENT);
 }
 
+/* A supervisor that is busy is there, though it has taken none of those that wait. */
+static void nobody_listens(void **state)
+{
+    (void)state;
+    rs_listener *listener = listen_here(NULL);
+    char address[RS_LINK_ADDRESS];
+    snprintf(address, sizeof address, "%s", rs_listener_address(listener));
+    int waiting[256];
+    for (int i = 0; i < 256; i++) { /* more than wait in its queue */
+        struct sockaddr_un to = {.sun_family = AF_UNIX};
+        memcpy(to.sun_path + 1, address + 5, strlen(address + 5));
+        socklen_t length =
+            (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(address + 5));
+        waiting[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        assert_true(waiting[i] >= 0);
+        int code = connect(waiting[i], (const struct sockaddr *)&to, length);
+        assert_true(code == 0 || errno == EAGAIN);
+    }
+    assert_false(rs_link_is_deaf(address));
+    for (int i = 0; i < 256; i++)
+        close(waiting[i]);
+    assert_false(rs_link_is_deaf(address));
+    rs_listener_close(listener);
+    assert_true(rs_link_is_deaf(address));
+    assert_false(rs_link_is_deaf("tcp:127.0.0.1:1")); /* it is not asked */
+}
+
 static void over_tcp(void **state)
 {
     (void)state;
@@ -282,6 +309,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_ways),
+        cmocka_unit_test(nobody_listens),
         cmocka_unit_test(over_tcp),
         cmocka_unit_test(the_secret_counts),
         cmocka_unit_test(the_secret_is_a_secret),
