@@ -7,18 +7,23 @@
  */
 #include "cli/launch.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "cli/launcher.h"
+#include "elastic/link.h"
 #include "reshard/elastic.h"
 #include "train/control.h"
 
@@ -124,6 +129,13 @@ bool launch_find_rank(
     return found;
 }
 
+static void remove_folders(const rs_train_options *options)
+{
+    char path[RS_TRAIN_PATH + 16];
+    remove_tree(mpi_folder(options, path, sizeof path));
+    remove_tree(launcher_folder(options, path, sizeof path));
+}
+
 /* True if the job directory is another job's by now; false while that is not known. */
 static bool is_replaced(const rs_train_options *options)
 {
@@ -142,7 +154,7 @@ void launch_abandon(const rs_train_options *options, int world)
     long process;
     bool claimed = rs_control_is_claimed(options->job, NULL);
     if (!claimed || is_replaced(options))
-        remove_tree(mpi_folder(options, path, sizeof path));
+        remove_folders(options);
     if (!claimed)
         remove_tree(launch_ranks_folder(options, path, sizeof path));
     else if (launch_find_rank(options, world, rank, &process, host) && process == (long)getpid())
@@ -187,22 +199,59 @@ rs_status launch_drop_state(const rs_train_options *options)
     return drop_state(options, true);
 }
 
-static void remove_folders(const rs_train_options *options)
-{
-    char path[RS_TRAIN_PATH + 16];
-    remove_tree(mpi_folder(options, path, sizeof path));
-    remove_tree(launcher_folder(options, path, sizeof path));
-}
-
 rs_status launch_sweep_host(const rs_train_options *options, bool state)
 {
     remove_folders(options);
     return state ? drop_state(options, false) : RS_OK;
 }
 
+/* True if a process belongs to the job, and to a supervisor of this host that is gone: its
+ * launcher, or a rank. */
+static bool is_abandoned(const rs_train_options *options, long process)
+{
+    char path[64], words[16384], wanted[RS_TRAIN_ID + 32];
+    snprintf(path, sizeof path, "/proc/%ld/cmdline", process);
+    snprintf(wanted, sizeof wanted, "unix:reshard-%s-", options->id);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd >= 0 ? read(fd, words, sizeof words - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    words[length > 0 ? length : 0] = '\0';
+    for (ssize_t at = 0; at < length; at += (ssize_t)strlen(words + at) + 1)
+        if (strncmp(words + at, wanted, strlen(wanted)) == 0)
+            return rs_link_is_deaf(words + at);
+    return false;
+}
+
+/* Ends one, and waits until it has gone. */
+static void end_abandoned(const rs_train_options *options, long process)
+{
+    int held = process > 0 ? pidfd_open((pid_t)process, 0) : -1;
+    struct pollfd ended = {.fd = held, .events = POLLIN};
+    /* Held, the number is still that of the process that was looked at. */
+    if (held >= 0 && is_abandoned(options, process) &&
+        pidfd_send_signal(held, SIGKILL, NULL, 0) == 0)
+        poll(&ended, 1, FENCE_SECONDS * 1000);
+    if (held >= 0)
+        close(held);
+}
+
+/* Launchers of a supervisor that was killed go on, and ranks that they start: those that wait with
+ * the state for another supervisor, and those that have yet to find that theirs is gone. */
+static void end_all_abandoned(const rs_train_options *options)
+{
+    DIR *processes = opendir("/proc");
+    for (struct dirent *entry; processes != NULL && (entry = readdir(processes)) != NULL;)
+        end_abandoned(options, strtol(entry->d_name, NULL, 10));
+    if (processes != NULL)
+        closedir(processes);
+}
+
 rs_status launch_sweep(const rs_train_options *options, bool state)
 {
     char path[RS_TRAIN_PATH + 16];
+    if (state)
+        end_all_abandoned(options);
     remove_folders(options);
     remove_tree(launch_ranks_folder(options, path, sizeof path));
     return state ? launch_drop_state(options) : RS_OK;

@@ -58,8 +58,8 @@ void launch_forget(const rs_train_options *options, int world, int ranks);
 char *launch_ranks_folder(const rs_train_options *options, char *path, size_t size);
 
 /* Removes what a job that is not running any more may have left on this host: the folder of its
- * MPI's shared files, its list of processes; with `state` its record and arenas too, ending the
- * processes that still map them for writing. */
+ * MPI's shared files, its list of processes; with `state` its record and arenas too, ending those
+ * of its processes that have outlived their supervisor. */
 rs_status launch_sweep(const rs_train_options *options, bool state) RS_MUST_CHECK;
 /* Of that what lies on this host alone, and not in the job directory. */
 rs_status launch_sweep_host(const rs_train_options *options, bool state) RS_MUST_CHECK;

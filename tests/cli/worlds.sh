@@ -38,6 +38,8 @@ for ((round = 0; round < rounds; round++)); do
         first_memory=$(memory)
     fi
 done
+[ "$rounds" -eq 1 ] || echo "after round 1: $first_fds descriptors, $first_memory KiB; after round $rounds:" \
+    "$(descriptors) descriptors, $(memory) KiB"
 check "no more descriptors than after the first round" test "$(descriptors)" -eq "$first_fds"
 [ "$rounds" -lt 5 ] || check "no more memory than after the first round" \
     test "$(memory)" -le $((first_memory + first_memory / 100 + 200))

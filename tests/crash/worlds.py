@@ -9,6 +9,7 @@ losses, digit for digit, and the same state, to the bit, in every checkpoint tha
 (L02, L04, L08, L12)
 """
 import argparse
+import glob
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 from jobs import Failed, Jobs, check, point, until
@@ -159,16 +161,24 @@ class Changes(Jobs):
         except Failed as error:
             raise Failed(f"{change}, cancelled at {name}:{rank}: {error}\n{''.join(out)[-3000:]}") from None
 
-    def late(self, folder):
-        """A supervisor is killed while its ranks begin, and another one has the same folder when they go on: they find
-        it in use, but not by theirs, and leave nothing."""
+    def abandon(self, folder):
+        """Kills the supervisor of a job whose ranks stand still before they begin; the ranks."""
         points = ",".join(point("begins", rank, -1) + f":1:{signal.SIGSTOP}" for rank in (0, 1))
         process = self.start(self.train(folder, 100000, OPTIONS + ["--layout", "tp=2"]), points)
         check(until(60, lambda: len(self.stopped(folder)) == 2), f"ranks do not stand still: {self.of_job(folder)}")
         ranks = self.stopped(folder)
         process.kill()
         process.wait()
-        subprocess.run([self.reshard, "clean", folder], capture_output=True, check=False)
+        return ranks
+
+    @staticmethod
+    def launchers_files(folder):
+        return glob.glob(os.path.join(tempfile.gettempdir(), f"reshard-{os.path.basename(folder)}-*"))
+
+    def late(self):
+        """A job is started in the folder of one whose ranks have yet to begin: they find it in use, but not by theirs."""
+        folder = self.new_folder()
+        ranks = self.abandon(folder)
         shutil.rmtree(folder)
         process = self.start(self.train(folder, 100000, OPTIONS + ["--layout", "dp=2"]))
         check(until(90, lambda: process.poll() is not None or self.step(folder) > SAVES), "it does not begin")
@@ -176,6 +186,16 @@ class Changes(Jobs):
             os.kill(pid, signal.SIGCONT)
         check(until(60, lambda: not set(ranks) & set(self.victims(folder, "rank"))), "ranks without a supervisor go on")
         self.finish(folder, process, [])
+        check(until(10, lambda: not self.launchers_files(folder)), f"left over: {self.launchers_files(folder)}")
+
+    def cleaned(self):
+        """What cleans up after such a job ends its launcher and its ranks, whatever they do."""
+        folder = self.new_folder()
+        self.abandon(folder)
+        done = subprocess.run([self.reshard, "clean", folder], capture_output=True, text=True, check=False, timeout=60)
+        check(done.returncode == 0, f"clean: {done.returncode} {done.stdout}{done.stderr}")
+        left = self.of_job(folder) + self.left(folder) + self.launchers_files(folder)
+        check(not left, f"left over after clean: {left}")
 
     def strike(self, folder, rng):
         """Kills or stops somebody; whom, or None."""
@@ -256,8 +276,9 @@ def phases(changes, arguments):
     subprocess.run([changes.reshard, "clean", folder], capture_output=True, check=False)
     check(until(60, lambda: not changes.of_job(folder)), "ranks without a supervisor go on")
     changes.check_gone(folder)
-    changes.late(changes.new_folder())
-    return runs + 4
+    changes.late()
+    changes.cleaned()
+    return runs + 5
 
 
 def randomly(changes, arguments):
@@ -274,7 +295,7 @@ def randomly(changes, arguments):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--reshard", required=True)
-    parser.add_argument("what", choices=["phases", "random", "late"])
+    parser.add_argument("what", choices=["phases", "random"])
     parser.add_argument("count", nargs="?", type=int, default=10)
     parser.add_argument("--only", default="", help="instants whose names contain this")
     parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
@@ -282,7 +303,7 @@ def main():
     changes = Changes(arguments.reshard)
     print(f"seed {arguments.seed}")
     try:
-        runs = {"phases": phases, "random": randomly, "late": lambda c, _: c.late(c.new_folder()) or 1}[arguments.what](changes, arguments)
+        runs = {"phases": phases, "random": randomly}[arguments.what](changes, arguments)
         print(f"{runs} changes gone on from")
         code = 0
     except Failed as error:
