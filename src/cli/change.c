@@ -26,9 +26,7 @@
 
 #define DEFERRED ((int)(sizeof((supervisor *)0)->deferred / sizeof(rs_control_request)))
 #define LEAVE_SECONDS 30 /* the old world's processes have to end */
-#define LEASE_SHARE                                                                                \
-    0.6 /* of the time after which a silent host is lost: its rank 0 has ended then */
-#define EXIT_SECONDS 3 /* those of a new one that is not wanted, before they are made to */
+#define EXIT_SECONDS 3   /* those of a new one that is not wanted, before they are made to */
 
 /* ---- telling people ---- */
 

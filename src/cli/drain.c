@@ -14,24 +14,31 @@
 #include "cli/subject.h"
 #include "cli/supervisor.h"
 
-#define SWEEP_SECONDS 10 /* less than the heartbeats of worlds may be late */
-#define AGAIN_SECONDS 5  /* between attempts of its own to leave a host */
-#define LOOK_SECONDS 2   /* between looks at the file of hosts */
+#define SWEEP_SECONDS 10 /* for a host that is left, at most */
+/* Of the heartbeats' time-out: nobody is answered meanwhile, and the world's lease is to hold. */
+#define SWEEP_SHARE (LEASE_SHARE / 2)
+#define AGAIN_SECONDS 5 /* between attempts of its own to leave a host */
+#define LOOK_SECONDS 2  /* between looks at the file of hosts */
 
-/* Nothing of the job is left there. */
+/* Nothing of the job is left there; of a host that does not answer it goes when it does again. */
 static void leave(supervisor *s, int host)
 {
     fleet_host *h = &s->fleet->hosts[host];
-    if (!h->here && fleet_call(h, json_pack("{s:s,s:b}", "do", "sweep", "state", 1), SWEEP_SECONDS,
-                        NULL) != RS_OK)
-        fprintf(stderr, "reshard train: what the job has on %s is left: %s\n", h->name,
-            rs_error_message());
+    double most = SWEEP_SHARE * s->launch->heartbeat;
+    rs_status status = RS_OK;
     if (!h->here)
+        status = fleet_call(h, json_pack("{s:s,s:b}", "do", "sweep", "state", 1),
+            most < SWEEP_SECONDS ? most : SWEEP_SECONDS, NULL);
+    if (status == RS_OK && !h->here)
         fleet_dismiss(h);
     fleet_note(s->fleet);
     change_note_worlds(s);
-    fprintf(stderr, "reshard train: nothing of the job is left on host %s%s\n", h->name,
-        h->here ? " but this process" : "");
+    if (status == RS_OK)
+        fprintf(stderr, "reshard train: nothing of the job is left on host %s%s\n", h->name,
+            h->here ? " but this process" : "");
+    else
+        fprintf(stderr, "reshard train: what the job has on %s is left until it answers: %s\n",
+            h->name, rs_error_message());
 }
 
 /* Slots that would be left without a host; its own are as before. */

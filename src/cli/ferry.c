@@ -233,7 +233,7 @@ static void find_silence(supervisor *s)
     world *f = s->ferry;
     for (int h = 0; h < f->host_count && f->stage != WORLD_LEAVES; h++) {
         const world_host *host = &f->hosts[h];
-        double silent = cli_now() - host->beat;
+        double silent = supervisor_silence(s, host);
         if (host->age > silent)
             silent = host->age;
         if (host->link == NULL || silent <= s->launch->heartbeat)

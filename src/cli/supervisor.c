@@ -245,6 +245,11 @@ static void end_stopped(supervisor *s)
     s->active->deadline = cli_now() + 1;
 }
 
+double supervisor_silence(const supervisor *s, const world_host *host)
+{
+    return s->looked - host->beat;
+}
+
 static void check_beats(supervisor *s)
 {
     world *w = s->active;
@@ -252,7 +257,7 @@ static void check_beats(supervisor *s)
         return;
     for (int h = 0; h < w->host_count && s->stopped_rank[0] == '\0'; h++) {
         const world_host *host = &w->hosts[h];
-        double silent = cli_now() - host->beat;
+        double silent = supervisor_silence(s, host);
         if (host->link != NULL && silent > s->launch->heartbeat)
             snprintf(s->stopped_rank, sizeof s->stopped_rank,
                 "rank %d on %s has shown no sign of life for %.0f s", host->rank, host->name,
@@ -391,6 +396,7 @@ static void supervise(supervisor *s)
                     add_fd(fds, sources, asked, rs_link_fd(s->fleet->hosts[h].link), (source){0});
         if (poll(fds, (nfds_t)asked, (int)(TICK_SECONDS * 1000)) < 0 && errno != EINTR)
             return;
+        s->looked = cli_now();
         serve(s, fds, sources, count);
         tend(s);
     }

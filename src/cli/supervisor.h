@@ -16,6 +16,9 @@
 #include "train/control.h"
 #include "train/member.h"
 
+/* Of the time after which a silent host is lost: its rank 0 has ended then. */
+#define LEASE_SHARE 0.6
+
 /* A change of worlds that somebody wants. */
 typedef struct wanted {
     bool pending; /* not yet begun */
@@ -64,6 +67,7 @@ typedef struct supervisor {
     bool stopping;
     double stop_limit;
     bool forced;            /* the job was not given the time to end well, and to save */
+    double looked;          /* what had come by then has been read */
     char stopped_rank[160]; /* the process that showed no sign of life; "" */
     int stopped_host;       /* of the fleet; -1: here, or unknown */
     int draining;           /* host that the change under way leaves; -1 */
@@ -170,6 +174,10 @@ void vigil_tend(supervisor *s);
 bool vigil_sees_death(const supervisor *s, const world *w);
 
 /* ---- supervisor.c ---- */
+
+/* For how many seconds nothing has come from a world's host, as far as was looked: not counting
+ * those in which this process itself did something else. */
+double supervisor_silence(const supervisor *s, const world_host *host);
 
 /* The job ends after its step, as on this signal. */
 void supervisor_stop(supervisor *s, int number);

@@ -51,7 +51,23 @@ verdict "a host that the file names can be used" $? "$(on host1 "$reshard" statu
 output=$(on host1 timeout 100 "$reshard" scale "$work/drained" 4 2>&1)
 grep -qE '^switched after step [0-9]+: .* -> tp=2,dp=2$' <<<"$output"
 verdict "and is" $? "$output"
+# A change that is given up gives the host its slots back.
+cancelled() { # the change under way, as soon as it can be
+    on host1 timeout 60 "$reshard" cancel "$work/drained" >"$work/cancel.out" 2>&1
+}
+until_true 30 grep -q '"change":"idle"' "$work/drained/worlds.json"
+on host1 timeout 100 "$reshard" drain "$work/drained" --host host2 >"$work/drain.out" 2>&1 &
+asker=$!
+until_true 30 cancelled
+verdict "leaving a host is cancelled" $? "$(cat "$work/cancel.out" "$work/drain.out")"
+! wait $asker && grep -q 'it was cancelled' "$work/drain.out"
+verdict "who asked is told" $? "$(cat "$work/drain.out")"
+shows '^host *host2: 2 ranks, 2 slots$'
+verdict "the host is used as before" $? "$(on host1 "$reshard" status "$work/drained")"
+# Where nobody asked, it is tried again.
 printf 'host1 slots=2\n' >"$work/hosts"
+until_true 30 cancelled
+verdict "so it is where the file says it" $? "$(cat "$work/cancel.out")"
 until_true 60 left host2
 verdict "one that is taken out of the file is left" $? "$(tail -8 "$work/drained.out")"
 until_true 60 stepped drained 30
@@ -59,6 +75,28 @@ stop_job drained
 check_switches drained 4
 same_losses drained one 30
 nothing_left drained
+
+# A host whose helper stands still when it is to be cleaned: it is not waited for so long that the world, which is
+# not answered meanwhile, ends or counts as silent.
+printf 'host1 slots=2\nhost2 slots=2\nhost3 slots=2\n' >"$work/hosts"
+begin stuck 100000 --layout tp=2,dp=2 --heartbeat-timeout 8
+until_true 60 stepped stuck 2
+verdict "another one trains" $? "$(tail -5 "$work/stuck.out")"
+on host1 timeout 100 "$reshard" drain "$work/stuck" --host host2 >"$work/drain.out" 2>&1 &
+asker=$!
+until_true 60 grep -q '"stage":"ready"' "$work/stuck/metrics.jsonl"
+kill -STOP "$(pgrep -f -- " host --job $work/stuck .*--name host2")"
+wait $asker
+verdict "the change is made" $? "$(cat "$work/drain.out")"
+grep -q 'what the job has on host2 is left until it answers: host host2 does not answer' "$work/stuck.out"
+verdict "what is not cleaned is said" $? "$(grep ^reshard "$work/stuck.out")"
+sleep 3
+until_true 60 stepped stuck $(($(last_step stuck) + 3)) && ! restarted stuck 1
+verdict "the job is not disturbed" $? "$(tail -8 "$work/stuck.out")"
+until_true 60 cleaned host2 stuck
+verdict "the host is cleaned when it has another helper" $? "$(on host2 ls /dev/shm)"
+stop_job stuck
+nothing_left stuck
 
 # Two hosts are to be left at once: the supervisor finds both requests in one look. Either is refused, or its host
 # has no rank afterwards.
