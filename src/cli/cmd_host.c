@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/launch.h"
@@ -171,6 +172,7 @@ static int run(const cli_command *command, int argc, char **argv)
     rs_link *link = NULL;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
+    rs_crash_begin(-2);
     snprintf(path, sizeof path, "%s/secret", args.job);
     rs_status status = rs_secret_read(path, secret);
     if (status == RS_OK)

@@ -111,12 +111,22 @@ static void forget_stranger(supervisor *s, int i)
     s->strangers[i] = s->strangers[--s->stranger_count];
 }
 
-/* A host can be reached again. What the job has there, if no world is on it, is of a world that
- * went on without it: it goes, with processes that may still wait. */
+/* True if the next world begins from what is there. */
+static bool has_state(const supervisor *s, int host)
+{
+    const fleet *f = s->fleet;
+    bool has = false;
+    for (int r = 0; s->survival.pending && r < f->near_count; r++)
+        has = has || f->near[r] == host;
+    return has;
+}
+
+/* A host can be reached again. What the job has there, if no world is on it nor begins from it, is
+ * of a world that went on without it: it goes, with processes that may still wait. */
 static void greet_host(supervisor *s, int host)
 {
     if (world_ranks_on(s->active, host) > 0 || world_ranks_on(s->other, host) > 0 ||
-        s->survival.pending)
+        has_state(s, host))
         return;
     fleet_tell_one(&s->fleet->hosts[host], json_pack("{s:s,s:b}", "do", "sweep", "state", 1));
     fprintf(stderr, "reshard train: host %s can be reached again\n", s->fleet->hosts[host].name);

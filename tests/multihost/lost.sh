@@ -28,6 +28,23 @@ stop_job replicas
 same_losses replicas one "$(($(last_step replicas) < 40 ? $(last_step replicas) : 40))"
 nothing_left replicas
 
+# A rank dies, and the host's helper while it takes the host's ranks to the step: the others have all, and go on
+# without the host until it is reached again. (-2 is the helper.)
+RESHARD_CRASH=recover.update:-2:-1 begin helper 100000 --layout tp=2,dp=2 --heartbeat-timeout 6
+until_true 60 stepped helper 3
+kill -9 "$(cut -d' ' -f1 "$work/helper/ranks/1-3")"
+until_true 60 restarted helper 1
+verdict "helper: it goes on" $? "$(tail -5 "$work/helper.out")"
+grep -q 'the arenas of ranks 2, 3 are gone' "$work/helper.out"
+verdict "helper: from what the other host has" $? "$(grep ^reshard "$work/helper.out")"
+until_true 60 further helper
+verdict "helper: it trains" $? "$(tail -5 "$work/helper.out")"
+until_true 60 cleaned host2 helper
+verdict "helper: its host is cleaned when there is another one" $? "$(on host2 ls /dev/shm)"
+stop_job helper
+same_losses helper one "$(($(last_step helper) < 40 ? $(last_step helper) : 40))"
+nothing_left helper
+
 # Shards that nobody else has.
 begin unique 100000 --layout tp=2,dp=2,zero=1 --heartbeat-timeout 6 --save-every 5
 until_true 60 stepped unique 8
