@@ -7,7 +7,6 @@ left in shared memory, and no process. `phases` kills at each named instant of a
 of the recovery itself; `nodes` kills all processes of a job and takes away the shared memory of one of the nodes
 that it was told to suppose, `mirrors` where redundancy keeps what was there alone; `random` kills a rank, the launcher or the supervisor at a random moment.
 """
-import argparse
 import glob
 import json
 import os
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from jobs import Failed, Jobs, check, point
+from jobs import Failed, Jobs, check, main, point
 
 # Steps, the step of the switch, steps between saves: few where the instant is named, more where it is random.
 STEPS, SWITCH, SAVES = (240, 120, 50) if "random" in sys.argv else (12, 6, 4)
@@ -141,8 +140,10 @@ class Crash(Jobs):
     def phase(self, kind, crash, recovery=None):
         """Killed at a named instant; with `recovery`, then the supervisor too, at one of its recovery."""
         folder = self.new_folder()
-        code, out = self.end(self.start(self.command(folder, kind), f"{crash},{recovery}" if recovery else crash))
+        points = f"{crash},{recovery}" if recovery else crash
+        code, out = self.end(self.start(self.command(folder, kind), points))
         check(code != 0, f"{kind} {crash}: nobody was killed")
+        self.check_struck(points)
         check(not recovery or code == -signal.SIGKILL,
               f"{kind} {recovery}: nobody was killed in recovery (exit code {code}):\n{out[-3000:]}")
         try:
@@ -176,11 +177,13 @@ class Crash(Jobs):
             command[command.index(folder)] += "@4"
         code, out = self.end(self.start(command, f"{crash},recover:-1:-1"))
         check(code == -signal.SIGKILL, f"{kind} {crash}: the supervisor was not killed (exit code {code}):\n{out[-3000:]}")
+        self.check_struck(crash)
         self.lose(folder, ranks)
         try:
             if again:
                 code, more = self.end(self.go_on(folder, kind, out, again))
                 check(code != 0, f"nobody was killed at {again}:\n{more[-2000:]}")
+                self.check_struck(again)
                 out += more
             out = self.finish(folder, kind, out)
             found = self.events(folder, "recover"), self.events(folder, "resume")
@@ -316,29 +319,11 @@ def randomly(crash, arguments):
     return arguments.count
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--reshard", required=True)
-    parser.add_argument("what", choices=["phases", "nodes", "mirrors", "random"])
-    parser.add_argument("count", nargs="?", type=int, default=30)
-    parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
-    arguments = parser.parse_args()
-    crash = Crash(arguments.reshard)
-    print(f"seed {arguments.seed}")
-    try:
-        runs = {"phases": phases, "nodes": nodes, "mirrors": mirrors, "random": randomly}[arguments.what](crash, arguments)
-        waited = crash.waited or [0.0]
-        print(f"{runs} runs recovered; from the resumption to the next step {len(crash.waited)} times: median "
-              f"{statistics.median(waited):.2f} s, the slowest {max(waited):.2f} s")
-        code = 0
-    except Failed as error:
-        print(f"FAILED: {error}")
-        crash.keep()
-        code = 1
-    finally:
-        crash.close()
-    sys.exit(code)
+def told(crash, runs):
+    waited = crash.waited or [0.0]
+    return (f"{runs} runs recovered; from the resumption to the next step {len(crash.waited)} times: median "
+            f"{statistics.median(waited):.2f} s, the slowest {max(waited):.2f} s")
 
 
 if __name__ == "__main__":
-    main()
+    main(Crash, {"phases": phases, "nodes": nodes, "mirrors": mirrors, "random": randomly}, 30, told)

@@ -3,6 +3,7 @@
 What the tests of this folder share. A job is a folder; what was printed and what stands in its metrics.jsonl
 is all that is known of it.
 """
+import argparse
 import glob
 import json
 import os
@@ -204,3 +205,30 @@ class Jobs:
         """Processes of a kind (of a world, if it is named)."""
         return [pid for pid, words in self.of_job(folder)
                 if self.kind(words)[0] == kind and world in (None, self.kind(words)[1])]
+
+
+def main(jobs, parts, count, said, *options):
+    """A test's command line and its end. `parts` are functions of the jobs and the arguments that return how many runs
+    they made, `said` what is said of those; `options` are further ones, for add_argument."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--reshard", required=True)
+    parser.add_argument("what", choices=list(parts))
+    parser.add_argument("count", nargs="?", type=int, default=count)
+    parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
+    for name, settings in options:
+        parser.add_argument(name, **settings)
+    arguments = parser.parse_args()
+    run = jobs(arguments.reshard)
+    print(f"seed {arguments.seed}")
+    try:
+        runs = parts[arguments.what](run, arguments)
+        check(runs > 0, "nothing was run")
+        print(said(run, runs))
+        code = 0
+    except Failed as error:
+        print(f"FAILED: {error}")
+        run.keep()
+        code = 1
+    finally:
+        run.close()
+    sys.exit(code)

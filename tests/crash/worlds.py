@@ -8,7 +8,6 @@ stands in metrics.jsonl once. An undisturbed run that changes its layout in plac
 losses, digit for digit, and the same state, to the bit, in every checkpoint that both have. Nothing is left.
 (L02, L04, L08, L12)
 """
-import argparse
 import glob
 import json
 import os
@@ -16,11 +15,10 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-from jobs import Failed, Jobs, check, point, until
+from jobs import Failed, Jobs, check, main, point, until
 
 SAVES = 5      # steps between checkpoints
 COMPARED = 12  # checkpoints, the last ones
@@ -292,28 +290,6 @@ def randomly(changes, arguments):
     return arguments.count
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--reshard", required=True)
-    parser.add_argument("what", choices=["phases", "random"])
-    parser.add_argument("count", nargs="?", type=int, default=10)
-    parser.add_argument("--only", default="", help="instants whose names contain this")
-    parser.add_argument("seed", nargs="?", type=int, default=int(time.time()))
-    arguments = parser.parse_args()
-    changes = Changes(arguments.reshard)
-    print(f"seed {arguments.seed}")
-    try:
-        runs = {"phases": phases, "random": randomly}[arguments.what](changes, arguments)
-        print(f"{runs} changes gone on from")
-        code = 0
-    except Failed as error:
-        print(f"FAILED: {error}")
-        changes.keep()
-        code = 1
-    finally:
-        changes.close()
-    sys.exit(code)
-
-
 if __name__ == "__main__":
-    main()
+    main(Changes, {"phases": phases, "random": randomly}, 10, lambda _, runs: f"{runs} changes gone on from",
+         ("--only", {"default": "", "help": "instants whose names contain this"}))
