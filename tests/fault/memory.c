@@ -18,9 +18,34 @@
 #include "ckpt/publish.h"
 #include "reshard/checkpoint.h"
 #include "reshard/convert.h"
+#include "support/ok.h"
 
 #define FIXTURES RS_SHARED_DIR "/fixtures/"
 #define EACH 400 /* the first allocations one by one, the others by leaps */
+
+static char root[] = "/dev/shm/fault-memory-XXXXXX";
+
+static int make_root(void **state)
+{
+    (void)state;
+    return mkdtemp(root) == NULL;
+}
+
+static int remove_root(void **state)
+{
+    (void)state;
+    rs_alloc_fail_at(0);
+    return rs_remove_folder(root) != RS_OK;
+}
+
+static rs_checkpoint *open_source(void)
+{
+    rs_checkpoint *source;
+    if (access(FIXTURES, F_OK) != 0)
+        skip();
+    OK(rs_checkpoint_open(FIXTURES "deepspeed/z3-bf16-w4/checkpoint", NULL, &source));
+    return source;
+}
 
 /* What reading everything gives: entries, warnings, and the first hash. */
 typedef struct outcome {
@@ -103,38 +128,27 @@ static void test_fixtures(void **state)
 static void test_written(void **state)
 {
     (void)state;
-    char root[] = "/dev/shm/fault-memory-XXXXXX", path[64];
+    char path[64];
     static const char *const formats[] = {"native", "safetensors", "torch"};
     static const int64_t shards[] = {5000, 5000, 0};
-    rs_checkpoint *source;
-    if (access(FIXTURES, F_OK) != 0)
-        skip();
-    assert_non_null(mkdtemp(root));
-    assert_int_equal(
-        rs_checkpoint_open(FIXTURES "deepspeed/z3-bf16-w4/checkpoint", NULL, &source), RS_OK);
+    rs_checkpoint *source = open_source();
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         rs_convert_options how = {.to = formats[i], .shard_bytes = shards[i]};
-        snprintf(path, sizeof path, "%s/%s", root, formats[i]);
-        assert_int_equal(rs_convert(source, path, &how, NULL), RS_OK);
+        snprintf(path, sizeof path, "%s/whole-%s", root, formats[i]);
+        OK(rs_convert(source, path, &how, NULL));
         fail_everywhere(path);
     }
     rs_checkpoint_close(source);
-    assert_int_equal(rs_remove_folder(root), RS_OK);
 }
 
 /* Each allocation of a conversion fails once: nothing is at the target, or all of it. */
 static void test_conversions(void **state)
 {
     (void)state;
-    char root[] = "/dev/shm/fault-memory-XXXXXX", path[64], aside[96];
+    char path[64], aside[96];
     static const char *const formats[] = {"native", "safetensors", "torch"};
     static const int64_t shards[] = {5000, 5000, 0};
-    rs_checkpoint *source;
-    if (access(FIXTURES, F_OK) != 0)
-        skip();
-    assert_non_null(mkdtemp(root));
-    assert_int_equal(
-        rs_checkpoint_open(FIXTURES "deepspeed/z3-bf16-w4/checkpoint", NULL, &source), RS_OK);
+    rs_checkpoint *source = open_source();
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         rs_convert_options how = {.to = formats[i], .shard_bytes = shards[i], .threads = 2};
         snprintf(path, sizeof path, "%s/%s", root, formats[i]);
@@ -155,7 +169,6 @@ static void test_conversions(void **state)
         }
     }
     rs_checkpoint_close(source);
-    assert_int_equal(rs_remove_folder(root), RS_OK);
 }
 
 int main(void)
@@ -165,5 +178,5 @@ int main(void)
         cmocka_unit_test(test_written),
         cmocka_unit_test(test_conversions),
     };
-    return cmocka_run_group_tests(all, NULL, NULL);
+    return cmocka_run_group_tests(all, make_root, remove_root);
 }
