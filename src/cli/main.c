@@ -24,7 +24,7 @@ static void print_overview(FILE *out)
     fprintf(out, "  %-9s %s\n\n", "help", "explain a command: reshard help COMMAND");
     fprintf(out,
         "A layout is written key=value,...: tp (tensor), pp (pipeline), dp (data parallel), "
-        "zero (0, 1),\norder (rank order, fastest first). Absent sizes are 1. Its ranks are "
+        "zero (0 to 3),\norder (rank order, fastest first). Absent sizes are 1. Its ranks are "
         "tp x pp x dp.\n\n"
         "Example\n  reshard plan --model llama-tiny --from tp=2,dp=2 --to pp=2,dp=2,zero=1\n");
 }

@@ -28,9 +28,9 @@ expect 0 '^switched after step [0-9]+: tp=2 -> dp=2,zero=1' switch "$job_name" d
 expect 0 'certificate +ok' switch "$job_name" pp=2
 holds 'j["state"] == "done" and j["to"] == "tp=2" and j["bytes_moved"] == j["bytes_minimum"]' \
     switch "$job_name" tp=2 --json
-expect 2 'already' switch "$job_name" tp=2
-refuse 2 'tpp' switch "$job_name" tpp=2
-refuse 2 'pp' switch "$job_name" pp=9
+expect 2 'has the layout tp=2 already' switch "$job_name" tp=2
+refuse 2 'unknown key tpp' switch "$job_name" tpp=2
+refuse 2 'would have no layer.*the nearest that fits is pp=4' switch "$job_name" pp=9
 holds 'j["layout"] == "tp=2" and [s["to"] for s in j["switches"]] ==
     ["pp=2", "tp=2", "dp=2,zero=1", "pp=2", "tp=2"]' \
     status "$job_name" --json

@@ -7,14 +7,17 @@ expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 'usage: reshard COMMAND' --help
 expect 0 'usage: reshard COMMAND' help
 expect 2 'usage: reshard COMMAND'
-for command in train switch scale cancel status events doctor stop clean plan layout; do
+commands=$("$reshard" help | sed -nE 's/^  ([a-z]+) +[a-z].*/\1/p' | grep -vxE 'help|reshard')
+[ "$(wc -w <<<"$commands")" -ge 17 ]
+verdict "help lists the commands" $? "$commands"
+for command in $commands; do
     expect 0 "usage: reshard $command" help $command
     expect 0 "usage: reshard $command" $command --help
     expect 0 "^Example" $command -h
     expect 0 "^  reshard $command" help $command
     expect 0 "^  $command " help
 done
-for command in train switch scale status events plan layout; do
+for command in $(grep -vxE 'cancel|stop|clean' <<<"$commands"); do
     expect 0 "^  --json" help $command
 done
 
@@ -40,5 +43,5 @@ expect 0 '^ok +memory for the state' doctor
 expect 0 'the job needs' doctor --model llama-tiny --layout tp=2
 expect 1 '^NO +memory for the state .*the job needs .* TiB' doctor --model llama3-70b --layout tp=8,dp=64
 expect 1 '^NO +disk for the job' doctor --job /nowhere
-refuse 2 'tpp' doctor --layout tpp=2
+refuse 2 'unknown key tpp' doctor --layout tpp=2
 finish

@@ -10,7 +10,7 @@ mkdir empty
 refuse 1 'no checkpoint is in this folder' inspect empty
 printf 'version https://git-lfs.github.com/spec/v1\n' >pointer.safetensors
 refuse 1 'LFS pointer' inspect pointer.safetensors
-refuse 2 'PATH' inspect
+refuse 2 'PATH is missing' inspect
 printf '\x08\0\0\0\0\0\0\0{}      ' >none.safetensors
 holds 'j == {"format": "safetensors", "layout": None, "tensors": [], "extras": {"metadata": {}}, "warnings": []}' \
     inspect none.safetensors --json

@@ -41,7 +41,7 @@ refuse 2 '--rank: wanted a rank from 0 to 3, found 4' layout tp=2,dp=2 "${tiny[@
 holds 'sum(r["total_bytes"] for r in j["ranks"]) == (4 * 2 + 8 * 2) * j["model"]["parameters"]' \
     layout dp=2,zero=1 --model llama-tiny --dtype fp32 --optimizer adamw --redundancy 1 --ranks-per-node 1 --json
 refuse 2 'mirrors are on other nodes' layout tp=2,dp=2 "${tiny[@]}" --redundancy 1
-refuse 2 'tpp' layout tpp=2 "${tiny[@]}"
+refuse 2 'unknown key tpp' layout tpp=2 "${tiny[@]}"
 refuse 2 'cp=4' layout sp=4 "${tiny[@]}"
 refuse 2 'llama3-8b' layout tp=2 --model no-such-model
 finish

@@ -57,7 +57,7 @@ refuse 1 'small.svg exists already' plan "${tiny[@]}" --from tp=4 --to pp=4 --sv
 check "the picture is untouched" well_formed small.svg zero=1
 expect 0 'bytes moved' plan "${tiny[@]}" --from tp=4 --to pp=4 --svg small.svg --force
 check "the new picture" well_formed small.svg pp=4
-refuse 1 'no/such/folder' plan "${tiny[@]}" --from tp=4 --to pp=4 --svg no/such/folder/x.svg
+refuse 1 'no/such/folder/x.svg.*No such file' plan "${tiny[@]}" --from tp=4 --to pp=4 --svg no/such/folder/x.svg
 expect 0 'bytes moved' plan --model llama-20m --from tp=8,dp=8,zero=1 --to pp=4,dp=16 --ranks-per-node 8 \
     --svg large.svg
 check "the large picture" well_formed large.svg Before After Transfers
@@ -97,5 +97,5 @@ refuse 2 '--redundancy: wanted 0 or 1, found 2' plan "${tiny[@]}" --from tp=2 --
 
 refuse 2 '--from: .*tpp' plan "${tiny[@]}" --from tpp=2 --to tp=1
 refuse 2 '--rank: wanted a rank from 0 to 3, found 9' plan "${tiny[@]}" --from tp=2 --to tp=4 --rank 9
-refuse 2 '--force' plan "${tiny[@]}" --from tp=2 --to tp=4 --force
+refuse 2 '--force: wanted with --svg FILE only' plan "${tiny[@]}" --from tp=2 --to tp=4 --force
 finish

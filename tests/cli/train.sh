@@ -12,8 +12,8 @@ refuse 2 '--data FILE is missing' train --model llama-tiny --layout tp=2 --steps
 refuse 1 'data file nowhere: No such file' train --model llama-tiny --data nowhere --layout tp=2 --steps 2 \
     --job clidir
 refuse 2 'llama3-8b' train --model llama-huge --data data --layout tp=2 --steps 2 --job clidir
-refuse 2 'tpp' "${train[@]}" --layout tpp=2 --steps 2 --job clidir
-refuse 2 'pp' "${train[@]}" --layout pp=5 --steps 2 --job clidir
+refuse 2 'unknown key tpp' "${train[@]}" --layout tpp=2 --steps 2 --job clidir
+refuse 2 'stage 4 would have no layer.*the nearest that fits is pp=4' "${train[@]}" --layout pp=5 --steps 2 --job clidir
 refuse 2 'needs 4 ranks' "${train[@]}" --layout tp=4 --ranks 2 --steps 2 --job clidir
 refuse 2 'STEP:LAYOUT' "${train[@]}" --layout tp=2 --steps 2 --job clidir --switch tp=2
 refuse 2 'has this layout already' "${train[@]}" --layout tp=2 --steps 2 --job clidir --switch 1:tp=2
@@ -46,7 +46,7 @@ expect 0 'clirun on .*: finished' status clirun
 expect 0 '^  3 +tp=2 +dp=2,zero=1 .* ok$' status clirun
 holds 'j["state"] == "finished" and not j["running"] and len(j["switches"]) == 1 and j["step"] == 6' \
     status clirun --json
-refuse 1 'nowhere' status nowhere
+refuse 1 'job directory nowhere: No such file' status nowhere
 refuse 1 'no job runs in clirun' switch clirun tp=2
 expect 0 'no job runs in clirun' stop clirun
 
