@@ -89,6 +89,7 @@ PACKAGES = {
     "python3-torch": ("bench/*.py", r"import torch"),
     "libscalapack-openmpi-dev": ("bench/*.c", r"gemr2d"),
     "iproute2": ("tests/multihost/hosts.sh", r"ip netns add"),
+    "procps": ("tests/cli/lib.sh", r"pgrep "),
 }
 
 RULES = {}

@@ -4,8 +4,9 @@
 
 parts=()
 failures=0
+skips= # what was skipped, a line each
 
-# part NAME COMMAND...: runs a part, times it, and keeps its closing line for the summary.
+# part NAME COMMAND...: runs a part, times it, and keeps its closing line and what it skipped for the summary.
 part() {
     local name=$1 log status=0 start=$SECONDS closing
     shift
@@ -13,18 +14,30 @@ part() {
     log=$(mktemp)
     "$@" 2>&1 | tee "$log" || status=1
     closing=$(grep -E '^[0-9]+% tests passed|^check: ' "$log" | tail -1 || true)
+    skips+=$(sed -n "s|^skip: |$name: |p" "$log" | sed 's/$/\\n/' | tr -d '\n')
     rm -f "$log"
     [ $status -eq 0 ] || failures=$((failures + 1))
     parts+=("$(printf '%-6s %-44s %4d s  %s' "$([ $status -eq 0 ] && echo ok || echo FAILED)" \
         "$name" $((SECONDS - start)) "$closing")")
 }
 
+# Prints what the last run of CTest skipped, whole or in part: tests say so themselves, and CTest shows what they print
+# only where they fail.
+say_skipped() {
+    awk '/^[0-9]+\/[0-9]+ Test: / { name = $3 }
+        /^skipped/ { print "skip: " name ": " $0 }
+        /^\[  SKIPPED \] / && !/listed below/ && !seen[name, $0]++ { print "skip: " name ": " $4 }' \
+        "build/$1/Testing/Temporary/LastTest.log"
+}
+
 # run_ctest PRESET LABELS [ARGUMENT...]
 run_ctest() {
-    local preset=$1 labels=$2
+    local preset=$1 labels=$2 status=0
     shift 2
     ctest --test-dir "build/$preset" --label-regex "$labels" --parallel "$(nproc)" --no-tests=error \
-        --output-on-failure --timeout 600 "$@"
+        --output-on-failure --timeout 600 "$@" || status=$?
+    say_skipped "$preset"
+    return $status
 }
 
 build_fuzzers() {
@@ -32,9 +45,10 @@ build_fuzzers() {
     cmake --preset fuzz >/dev/null && cmake --build build/fuzz --target fuzzers
 }
 
-# Files of jobs in shared memory that are there now; those that were there before are not ours to judge.
+# Files of jobs and of test programs in shared memory that are there now; those that were there before are not ours to
+# judge.
 shared_files() {
-    find /dev/shm -maxdepth 1 -name 'reshard-*' 2>/dev/null | sort
+    find /dev/shm -maxdepth 1 -regextype egrep -regex '.*/(reshard|unit|fault|np|rs)-[^/]*' 2>/dev/null | sort
 }
 
 # Prints the files of jobs that are new since $1 and that no process maps.
@@ -90,6 +104,7 @@ run_tests() {
 
     say "summary ($((SECONDS / 60)) min $((SECONDS % 60)) s)"
     printf '%s\n' "${parts[@]}"
+    [ -z "$skips" ] || printf 'skipped, whole or in part:\n%b' "$skips"
     if [ $failures -gt 0 ]; then
         echo "$failures of ${#parts[@]} parts failed"
         return 1
