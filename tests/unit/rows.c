@@ -201,13 +201,7 @@ static void *run_member(void *argument)
 static rs_stage_shape member_shape(
     const rs_stage_shape *whole, int tp, int tp_rank, int cp, int cp_rank, bool sp)
 {
-    rs_stage_shape s = *whole;
-    int64_t per_kv = s.model.heads / s.model.kv_heads;
-    deal(s.model.heads, tp, tp_rank, &s.q_begin, &s.q_end);
-    s.kv_begin = s.q_begin / per_kv;
-    s.kv_end = s.q_begin < s.q_end ? (s.q_end - 1) / per_kv + 1 : s.kv_begin;
-    deal(s.model.ffn, tp, tp_rank, &s.ffn_begin, &s.ffn_end);
-    deal(s.model.vocab, tp, tp_rank, &s.vocab_begin, &s.vocab_end);
+    rs_stage_shape s = tp_shape(whole, tp, tp_rank);
     s.tp_rank = tp_rank;
     s.tp_ranks = tp;
     s.cp_rank = cp_rank;

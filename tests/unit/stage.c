@@ -140,18 +140,6 @@ static void *run_member(void *argument)
     return NULL;
 }
 
-static rs_stage_shape tp_shape(const rs_stage_shape *whole, int ranks, int rank)
-{
-    rs_stage_shape s = *whole;
-    int64_t per_kv = s.model.heads / s.model.kv_heads;
-    deal(s.model.heads, ranks, rank, &s.q_begin, &s.q_end);
-    s.kv_begin = s.q_begin / per_kv;
-    s.kv_end = s.q_begin < s.q_end ? (s.q_end - 1) / per_kv + 1 : s.kv_begin;
-    deal(s.model.ffn, ranks, rank, &s.ffn_begin, &s.ffn_end);
-    deal(s.model.vocab, ranks, rank, &s.vocab_begin, &s.vocab_end);
-    return s;
-}
-
 /* Tensors, or kv rows, of which several ranks have a part of the gradient. */
 static bool summed(const field *f)
 {

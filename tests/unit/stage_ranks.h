@@ -187,4 +187,17 @@ static void deal(int64_t count, int ranks, int rank, int64_t *begin, int64_t *en
     *end = *begin + each < count ? *begin + each : count;
 }
 
+/* The share of tensor-parallel rank `rank` of so many. */
+static inline rs_stage_shape tp_shape(const rs_stage_shape *whole, int ranks, int rank)
+{
+    rs_stage_shape s = *whole;
+    int64_t per_kv = s.model.heads / s.model.kv_heads;
+    deal(s.model.heads, ranks, rank, &s.q_begin, &s.q_end);
+    s.kv_begin = s.q_begin / per_kv;
+    s.kv_end = s.q_begin < s.q_end ? (s.q_end - 1) / per_kv + 1 : s.kv_begin;
+    deal(s.model.ffn, ranks, rank, &s.ffn_begin, &s.ffn_end);
+    deal(s.model.vocab, ranks, rank, &s.vocab_begin, &s.vocab_end);
+    return s;
+}
+
 #endif
