@@ -54,20 +54,11 @@ assert by['dp=1'] is None, by      # the replica is on its host already
 # A second replica of the whole state on the second host: each of its two ranks gets its half.
 assert by['tp=2,dp=2'][0] == events[0]['bytes_moved'], events[0]
 "
-last=$(python3 -c "
-import json
-print(min(40, max(l['step'] for l in map(json.loads, open('$ferry/metrics.jsonl')) if 'loss' in l)))")
+last=$(comparable "$ferry" 40)
 begin "$plain" --layout tp=2
 until_true 60 is_at "$plain" "$last"
 stop_job "$plain"
-check "the same losses" python3 -c "
-import json
-def losses(path):
-    return {l['step']: l['loss'] for l in map(json.loads, open(path)) if 'loss' in l}
-a, b = losses('$ferry/metrics.jsonl'), losses('$plain/metrics.jsonl')
-worst = max(abs(a[s] - b[s]) / b[s] for s in range(1, $last + 1))
-assert worst <= 1e-5, worst
-"
+same_losses "$ferry" "$plain" "$last"
 
 # What does not come to be leaves the job as it was.
 goes_on() { # NAME WHAT

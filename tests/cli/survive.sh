@@ -47,23 +47,11 @@ for d in deaths:
 "
 
 # The same losses as without any of it; the same bits up to the first change of layout.
-last=$(python3 -c "
-import json
-print(min(50, max(l['step'] for l in map(json.loads, open('$kill/metrics.jsonl')) if 'loss' in l)))")
+last=$(comparable "$kill" 50)
 begin "$plain" "${small[@]}" --layout tp=2
 until_true 60 is_at "$plain" "$last"
 stop_job "$plain"
-check "the same losses" python3 -c "
-import json
-def read(path):
-    lines = [json.loads(l) for l in open(path)]
-    return lines, {l['step']: l['loss'] for l in lines if 'loss' in l}
-lines, a = read('$kill/metrics.jsonl')
-_, b = read('$plain/metrics.jsonl')
-first = min(l['step'] for l in lines if l.get('event') == 'switch')
-for s in range(1, $last + 1):
-    assert a[s] == b[s] if s <= first else abs(a[s] - b[s]) <= 1e-5 * b[s], (s, first, a[s], b[s])
-"
+same_losses "$kill" "$plain" "$last"
 
 # A launcher that does not see its ranks go (Open MPI's was found so) is ended after a while.
 begin "$deaf" "${small[@]}" --layout tp=2

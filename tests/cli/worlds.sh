@@ -79,22 +79,11 @@ for world in range(2, last):
 "
 
 # The losses are those of a job whose ranks stay.
-steps=$(python3 -c "
-import json
-print(min(50, max(l['step'] for l in map(json.loads, open('$worlds/metrics.jsonl')) if 'loss' in l)))")
+last=$(comparable "$worlds" 50)
 begin "$plain" --layout tp=2
-until_true 60 bash -c "'$reshard' status $plain --json |
-    python3 -c 'import json, sys; sys.exit(json.load(sys.stdin)[\"step\"] < $steps)'"
+until_true 60 is_at "$plain" "$last"
 stop_job "$plain"
-check "the same losses" python3 -c "
-import json
-def losses(path):
-    return {l['step']: l['loss'] for l in map(json.loads, open(path)) if 'loss' in l}
-a, b = losses('$worlds/metrics.jsonl'), losses('$plain/metrics.jsonl')
-worst = max(abs(a[s] - b[s]) / b[s] for s in range(1, $steps + 1))
-assert worst <= 1e-5, worst
-print(worst)
-"
+same_losses "$worlds" "$plain" "$last"
 
 # Many rounds are about what they leave behind.
 [ "$rounds" -eq 1 ] || finish
