@@ -38,7 +38,7 @@ for case in "$@"; do
     source=$fixtures/$case/checkpoint
     truth=$fixtures/$case/truth.json
     if ! "$reshard" inspect "$source" >log 2>&1; then
-        grep -q 'nothing in the checkpoint says how it was cut' log
+        [[ $case == *noinfo* ]] && grep -q 'nothing in the checkpoint says how it was cut' log
         verdict "$case: cannot be opened" $? "$(cat log)"
         continue
     fi
