@@ -40,6 +40,12 @@ typedef struct rs_checkpoint_options {
     const char *format; /* read as this format; NULL: find out */
     const char *rules;  /* path of a rules file (docs/formats/rules.md) that says how tensors were
                            cut where the checkpoint does not; NULL: none */
+    /* Further folders with files of the checkpoint, as on the disks of several nodes: each a root
+     * or a tag's folder, as `path` then is. A file that several have must be the same in all. */
+    const char *const *also;
+    int also_count;
+    bool also_proved;  /* it is: another process compares the files that several folders have */
+    bool weights_only; /* weights will do: files may lack that have none */
 } rs_checkpoint_options;
 
 typedef struct rs_checkpoint_entry {

@@ -84,6 +84,34 @@ typedef struct rs_convert_report {
 rs_status rs_convert(const rs_checkpoint *source, const char *target,
     const rs_convert_options *options, rs_convert_report *report) RS_MUST_CHECK;
 
+/* Starts as {0}. */
+typedef struct rs_index_options {
+    bool force;                                     /* replace an index that is there */
+    bool dry_run;                                   /* only say what it would be */
+    void (*tell)(void *context, const char *fault); /* of the index that is there; may be NULL */
+    void *context;
+} rs_index_options;
+
+typedef struct rs_index_report {
+    int64_t tensors, total_size; /* bytes */
+    int shards;
+    int faults;   /* of the index that is there, each told */
+    bool found;   /* there is one */
+    bool wanted;  /* there is none, or it is not right */
+    bool written; /* a new one was */
+} rs_index_report;
+
+/*
+ * Writes the index of a Hugging Face folder anew, from the headers of its shards: which tensor is
+ * in which, and their size. What else the old one has as `metadata` is kept. The index is replaced
+ * in one step, or stays as it was; one that is right is left alone. RS_ERR_EXISTS: there is one
+ * with faults, and not `force`. RS_ERR_MALFORMED, RS_ERR_NOT_FOUND: it names tensors or shards that
+ * are not there, or of a numbered row some are not, so that a new index would hide that they lack.
+ * RS_ERR_ARGUMENT: there is nothing that wants an index. `report` may be NULL. Local.
+ */
+rs_status rs_index_rebuild(
+    const char *path, const rs_index_options *options, rs_index_report *report) RS_MUST_CHECK;
+
 /* Starts as {0}: equal to the bit. */
 typedef struct rs_compare_options {
     double rtol; /* |a - b| <= atol + rtol |b| is equal, of floating-point types */

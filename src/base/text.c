@@ -32,6 +32,23 @@ void rs_text_append(rs_text *text, const char *format, ...)
     text->length += (size_t)n;
 }
 
+void rs_text_append_gaps(rs_text *text, const bool *set, int count)
+{
+    bool first = true;
+    for (int i = 0; i < count; i++) {
+        int end = i;
+        if (set[i])
+            continue;
+        while (end + 1 < count && !set[end + 1])
+            end++;
+        rs_text_append(text, "%s%d", first ? "" : ", ", i);
+        if (end > i)
+            rs_text_append(text, "..%d", end);
+        first = false;
+        i = end;
+    }
+}
+
 rs_status rs_text_take(rs_text *text, char **out)
 {
     rs_text_append(text, "%s", "");

@@ -2,6 +2,7 @@
 #ifndef RS_BASE_TEXT_H
 #define RS_BASE_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +21,9 @@ void rs_text_append(rs_text *text, const char *format, ...) __attribute__((forma
 /* Hands the characters over (free() them) and resets the text; the status of all appends. */
 rs_status rs_text_take(rs_text *text, char **out) RS_MUST_CHECK;
 void rs_text_fini(rs_text *text);
+
+/* Appends the numbers below `count` that are not in the set: "0, 3, 5..7"; nothing if all are. */
+void rs_text_append_gaps(rs_text *text, const bool *set, int count);
 
 #define RS_HUMAN 32
 

@@ -87,9 +87,10 @@ static void find_partitions(rs_ds_reader *reader, const rs_value *z)
 }
 
 /* Looks into the first optimizer file. */
-static rs_status look_at_optimizer(rs_ds_reader *reader)
+static rs_status look_at_optimizer(rs_ds_reader *reader, bool weights_only)
 {
     size_t count;
+    bool missing;
     rs_torch torch = {0};
     const rs_ds_file *file = rs_ds_files(reader, RS_DS_OPTIMIZER, &count);
     if (file == NULL)
@@ -110,14 +111,19 @@ static rs_status look_at_optimizer(rs_ds_reader *reader)
     }
     rs_torch_fini(&torch);
     RS_TRY(status);
-    RS_TRY(rs_ds_check_grid(reader, RS_DS_OPTIMIZER, reader->dp, "optimizer"));
+    status = rs_ds_check_grid(reader, RS_DS_OPTIMIZER, reader->dp, "optimizer", &missing);
+    if (missing && weights_only && reader->stage != 3) {
+        reader->without_optimizer = true;
+        status = rs_catalog_warn(reader->catalog, "%s; weights alone are read", rs_error_message());
+    }
+    RS_TRY(status);
     bool of_rank = rs_ds_files(reader, RS_DS_MODEL_OF_RANK, &count) != NULL;
     if (of_rank)
-        RS_TRY(rs_ds_check_grid(reader, RS_DS_MODEL_OF_RANK, reader->dp, "model-state"));
+        RS_TRY(rs_ds_check_grid(reader, RS_DS_MODEL_OF_RANK, reader->dp, "model-state", &missing));
     if (of_rank != (reader->stage == 3))
         return rs_error_set(RS_ERR_MALFORMED,
             "%s: its optimizer files are of ZeRO stage %d, its model files are not",
-            reader->place->path, reader->stage);
+            reader->place->title, reader->stage);
     return RS_OK;
 }
 
@@ -225,11 +231,12 @@ static rs_status read_all(rs_ds_reader *reader, const rs_checkpoint_options *opt
         RS_TRY(rs_rules_add_file(&reader->rules, options->rules));
     RS_TRY(rs_ds_degrees(reader));
     rs_assembly_init(&reader->assembly, reader->catalog, &reader->rules, reader->tp);
-    RS_TRY(look_at_optimizer(reader));
+    RS_TRY(look_at_optimizer(reader, options->weights_only));
     RS_TRY(rs_ds_read_models(reader));
     RS_TRY(rs_ds_read_layers(reader));
     RS_TRY(rs_ds_read_experts(reader));
-    RS_TRY(rs_ds_read_optimizers(reader));
+    if (!reader->without_optimizer)
+        RS_TRY(rs_ds_read_optimizers(reader));
     if (reader->stage < 0)
         RS_TRY(rs_ds_read_plain(reader));
     RS_TRY(rs_assembly_finish(&reader->assembly));

@@ -90,10 +90,11 @@ typedef struct rs_ds_reader {
     int tp, pp, dp;
     int stage; /* ZeRO stage; -1: not known yet */
     bool bf16_optimizer;
-    bool universal;      /* of a universal checkpoint: weights may be in no model file */
-    bool weights;        /* `module` is read */
-    size_t flat;         /* tensors whose shapes no file says */
-    rs_ds_model *models; /* [pp * tp] */
+    bool without_optimizer; /* files of it lack, and weights alone are wanted */
+    bool universal;         /* of a universal checkpoint: weights may be in no model file */
+    bool weights;           /* `module` is read */
+    size_t flat;            /* tensors whose shapes no file says */
+    rs_ds_model *models;    /* [pp * tp] */
     struct {
         const rs_ds_param **items; /* of all models, each name once */
         size_t count, capacity;

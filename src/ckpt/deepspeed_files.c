@@ -116,7 +116,7 @@ rs_status rs_ds_scan(rs_ds_reader *reader)
         if (strcmp(name, "offloaded_tensors") == 0) {
             status = rs_error_set(RS_ERR_UNSUPPORTED,
                 "%s: part of its state was offloaded to NVMe; those files cannot be read",
-                reader->place->path);
+                reader->place->title);
         } else if (classify(name, &file)) {
             status = RS_LIST_RESERVE_ONE(&reader->files);
             if (status == RS_OK)
@@ -130,7 +130,7 @@ rs_status rs_ds_scan(rs_ds_reader *reader)
     }
     if (status == RS_OK && other_count > 0 && others.status == RS_OK)
         status = rs_catalog_warn(reader->catalog, "%s: files that are not DeepSpeed's: %s%s",
-            reader->place->path, others.data, other_count > 8 ? ", ..." : "");
+            reader->place->title, others.data, other_count > 8 ? ", ..." : "");
     rs_text_fini(&others);
     RS_TRY(status);
     if (reader->files.count > 0)
@@ -138,7 +138,7 @@ rs_status rs_ds_scan(rs_ds_reader *reader)
     for (size_t i = 1; i < reader->files.count; i++)
         if (by_number(&reader->files.items[i - 1], &reader->files.items[i]) == 0)
             return rs_error_set(RS_ERR_MALFORMED, "%s: \"%s\" and \"%s\" are of the same rank",
-                reader->place->path, reader->files.items[i - 1].name, reader->files.items[i].name);
+                reader->place->title, reader->files.items[i - 1].name, reader->files.items[i].name);
     return RS_OK;
 }
 
@@ -169,7 +169,7 @@ rs_status rs_ds_open(rs_ds_reader *reader, const rs_ds_file *file, rs_torch *tor
     char *path;
     int id;
     *torch = (rs_torch){0};
-    RS_TRY(rs_path_join(reader->place->path, file->name, &path));
+    RS_TRY(rs_place_path(reader->place, file->name, &path));
     rs_status status = rs_files_add(reader->catalog->files, path, &id);
     free(path);
     RS_TRY(status);

@@ -413,24 +413,10 @@ rs_status rs_ds_read_models(rs_ds_reader *reader)
     return RS_OK;
 }
 
-/* "0, 3, 4": the numbers below `count` that are missing. */
-static void list_missing(const bool *have, int count, rs_text *out)
+rs_status rs_ds_check_grid(
+    rs_ds_reader *reader, rs_ds_kind kind, int dp, const char *what, bool *missing)
 {
-    for (int i = 0; i < count; i++) {
-        int end = i;
-        if (have[i])
-            continue;
-        while (end + 1 < count && !have[end + 1])
-            end++;
-        rs_text_append(out, "%s%d", out->length > 0 ? ", " : "", i);
-        if (end > i)
-            rs_text_append(out, "..%d", end);
-        i = end;
-    }
-}
-
-rs_status rs_ds_check_grid(rs_ds_reader *reader, rs_ds_kind kind, int dp, const char *what)
-{
+    *missing = false;
     int mps = reader->pp * reader->tp;
     for (int mp = 0; mp < mps; mp++) {
         bool *have = rs_calloc((size_t)dp, sizeof *have);
@@ -447,18 +433,19 @@ rs_status rs_ds_check_grid(rs_ds_reader *reader, rs_ds_kind kind, int dp, const 
             else
                 extra = file->dp;
         }
-        list_missing(have, dp, &list);
+        rs_text_append_gaps(&list, have, dp);
         free(have);
         rs_status status = list.status;
-        if (status == RS_OK && list.length > 0)
+        *missing = status == RS_OK && list.length > 0;
+        if (*missing)
             status = rs_error_set(RS_ERR_MALFORMED,
                 "%s: %s files of model-parallel rank %d are missing: data-parallel ranks %s of %d",
-                reader->place->path, what, mp, list.data, dp);
+                reader->place->title, what, mp, list.data, dp);
         else if (status == RS_OK && extra >= 0)
             status = rs_error_set(RS_ERR_MALFORMED,
                 "%s: has the %s file of data-parallel rank %d, but the run had %d ranks: it may be "
                 "left from another run",
-                reader->place->path, what, extra, dp);
+                reader->place->title, what, extra, dp);
         rs_text_fini(&list);
         RS_TRY(status);
     }
@@ -470,6 +457,7 @@ static rs_status count_ranks(const rs_ds_reader *reader, int *count)
 {
     int most = -1;
     size_t files = 0;
+    rs_text gaps = {0};
     for (size_t i = 0; i < reader->files.count; i++) {
         const rs_ds_file *file = &reader->files.items[i];
         if (file->kind != RS_DS_MODEL && (file->kind != RS_DS_MODEL_OF_RANK || file->dp != 0))
@@ -481,13 +469,25 @@ static rs_status count_ranks(const rs_ds_reader *reader, int *count)
         return rs_error_set(RS_ERR_MALFORMED,
             "%s: no file of model states (mp_rank_00_model_states.pt or "
             "zero_pp_rank_0_mp_rank_00_model_states.pt)",
-            reader->place->path);
-    if (files != (size_t)most + 1)
-        return rs_error_set(RS_ERR_MALFORMED,
-            "%s: %zu files of model states for model-parallel ranks 0 to %d", reader->place->path,
-            files, most);
+            reader->place->title);
     *count = most + 1;
-    return RS_OK;
+    if (files == (size_t)most + 1)
+        return RS_OK;
+    bool *have = rs_calloc((size_t)most + 1, sizeof *have);
+    if (have == NULL)
+        return rs_error_memory((size_t)most + 1);
+    for (size_t i = 0; i < reader->files.count; i++) {
+        const rs_ds_file *file = &reader->files.items[i];
+        if (file->kind == RS_DS_MODEL || (file->kind == RS_DS_MODEL_OF_RANK && file->dp == 0))
+            have[file->mp] = true;
+    }
+    rs_text_append_gaps(&gaps, have, most + 1);
+    free(have);
+    rs_status status = rs_error_set(RS_ERR_MALFORMED,
+        "%s: %zu files of model states for model-parallel ranks 0 to %d; missing: %s",
+        reader->place->title, files, most, gaps.data != NULL ? gaps.data : "");
+    rs_text_fini(&gaps);
+    return status;
 }
 
 static rs_status read_rules(rs_ds_reader *reader, const rs_torch *torch)

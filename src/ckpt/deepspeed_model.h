@@ -11,8 +11,9 @@ rs_status rs_ds_read_shapes(rs_ds_reader *reader, const rs_torch *torch, const r
 /* `alias` is a second name of `name`. */
 rs_status rs_ds_add_shared(rs_ds_reader *reader, const char *alias, const char *name) RS_MUST_CHECK;
 
-/* All files of a kind for `dp` data-parallel ranks of every model-parallel rank, and no others. */
+/* All files of a kind for `dp` data-parallel ranks of every model-parallel rank, and no others.
+ * `*missing`: the error is that some are missing. */
 rs_status rs_ds_check_grid(
-    rs_ds_reader *reader, rs_ds_kind kind, int dp, const char *what) RS_MUST_CHECK;
+    rs_ds_reader *reader, rs_ds_kind kind, int dp, const char *what, bool *missing) RS_MUST_CHECK;
 
 #endif

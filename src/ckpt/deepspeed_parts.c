@@ -97,7 +97,7 @@ static rs_status check_layers(rs_ds_reader *reader)
                 if (rs_names_find(&reader->assembly.groups, key) < 0)
                     return rs_error_set(RS_ERR_MALFORMED,
                         "%s: the optimizer has \"%s\", but no layer file does: one is missing",
-                        reader->place->path, name);
+                        reader->place->title, name);
             }
     return RS_OK;
 }

@@ -365,7 +365,7 @@ static rs_status match_pipeline(plain *stages, int pp, runs *r, matching *m)
     if (best.found != 1)
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "%s: %s of its layers over %d pipeline stages fits the optimizers' shapes",
-            reader->place->path, best.found == 0 ? "no division" : "more than one division", pp);
+            reader->place->title, best.found == 0 ? "no division" : "more than one division", pp);
     r->found = 0;
     RS_TRY(search_runs(stages, pp, 0, 0, layers, found_tied, m, r));
     return add_runs(stages, pp, found_tied, r, m);

@@ -44,17 +44,9 @@ static bool is_megatron(const rs_place *place)
     if (rs_place_has(place, "latest_checkpointed_iteration.txt") ||
         (rs_place_has(place, "common.pt") && rs_place_has(place, "metadata.json")))
         return true;
-    while ((name = rs_place_match(place, "mp_rank_", "", &at)) != NULL) {
-        char *path;
-        bool folder = false;
-        if (rs_path_join(place->path, name, &path) == RS_OK) {
-            folder = rs_is_folder(path);
-            free(path);
-        }
-        if (folder)
+    for (; (name = rs_place_match(place, "mp_rank_", "", &at)) != NULL; at++)
+        if (rs_place_has_folder(place, name))
             return true;
-        at++;
-    }
     return false;
 }
 
@@ -134,7 +126,7 @@ static rs_status read_pointer(const rs_place *root, const char *pointer, char **
     char *path = NULL, *text = NULL;
     size_t length = 0;
     rs_status status;
-    RS_TRY(rs_path_join(root->path, pointer, &path));
+    RS_TRY(rs_place_path(root, pointer, &path));
     RS_TRY_GOTO(rs_file_text(path, POINTER_MOST, &text, &length), out);
     while (length > 0 && isspace((unsigned char)text[length - 1]))
         text[--length] = 0;
@@ -152,44 +144,38 @@ out:
     return status;
 }
 
-/* The subfolders that are checkpoints, as "a, b, c"; and the only one, if there is one. */
-static rs_status list_tags(const rs_place *root, rs_text *list, size_t *count, char **only)
+/* The subfolders that are checkpoints, as "a, b, c"; and the first (borrowed), if there is one. */
+static rs_status list_tags(const rs_place *root, rs_text *list, size_t *count, const char **only)
 {
     *count = 0;
     for (size_t i = 0; i < root->count; i++) {
-        char *path;
         rs_place inside;
-        RS_TRY(rs_path_join(root->path, root->names[i], &path));
         bool tag = false;
-        if (!rs_native_is_aside(root->names[i]) && rs_is_folder(path)) {
-            rs_status status = rs_place_init(&inside, path);
-            if (status == RS_ERR_NO_MEMORY) {
-                free(path);
+        if (!rs_native_is_aside(root->names[i]) && rs_place_has_folder(root, root->names[i])) {
+            rs_status status = rs_place_enter(root, root->names[i], &inside);
+            if (status == RS_ERR_NO_MEMORY)
                 return status;
-            }
             if (status == RS_OK) { /* else it is not ours to read */
                 tag = probe(&inside) != NULL;
                 rs_place_fini(&inside);
             }
         }
-        if (tag) {
-            rs_text_append(list, "%s%s", *count > 0 ? ", " : "", root->names[i]);
-            if (++*count == 1) {
-                *only = path;
-                continue;
-            }
-        }
-        free(path);
+        if (!tag)
+            continue;
+        rs_text_append(list, "%s%s", *count > 0 ? ", " : "", root->names[i]);
+        if (++*count == 1)
+            *only = root->names[i];
     }
-    return RS_OK;
+    return list->status;
 }
 
-/* The folder of the checkpoint under `root`; free() it. */
+/* The name of the checkpoint's folder in `root`; free() it. */
 static rs_status find_tag(const rs_place *root, char **out)
 {
     static const char *const pointers[] = {"latest", "latest_universal"};
     rs_text list = {0};
-    char *tag = NULL, *only = NULL;
+    const char *only = NULL;
+    char *tag = NULL;
     size_t count = 0;
     rs_status status;
     RS_TRY_GOTO(list_tags(root, &list, &count, &only), out);
@@ -201,48 +187,171 @@ static rs_status find_tag(const rs_place *root, char **out)
         if (!rs_place_has(root, tag))
             RS_TRY_GOTO(rs_error_set(RS_ERR_NOT_FOUND,
                             "%s/%s names \"%s\", which is not there; checkpoints here: %s",
-                            root->path, pointers[i], tag, list.data),
+                            root->title, pointers[i], tag, list.data),
                 out);
-        RS_TRY_GOTO(rs_path_join(root->path, tag, out), out);
+        *out = tag;
+        tag = NULL;
         goto out;
     }
     if (count == 1) {
-        *out = only;
-        only = NULL;
+        *out = rs_strdup(only);
+        status = *out != NULL ? RS_OK : rs_error_memory(strlen(only));
     } else if (count > 1) {
         status = rs_error_set(RS_ERR_ARGUMENT,
-            "%s: no \"latest\" says which of its checkpoints is meant: %s", root->path, list.data);
+            "%s: no \"latest\" says which of its checkpoints is meant: %s", root->title, list.data);
     } else {
-        status = rs_error_set(RS_ERR_NOT_FOUND, "%s: no checkpoint is in this folder", root->path);
+        status = rs_error_set(RS_ERR_NOT_FOUND, "%s: no checkpoint is in this folder", root->title);
     }
 out:
     rs_text_fini(&list);
     free(tag);
-    free(only);
     return status;
 }
 
-/* A job's directory: its checkpoints stand in a folder in it, which takes its place. */
-static rs_status enter_job(rs_place *place, char **folder)
+/* ---- several folders ---- */
+
+/* Lets the place be another one: in place of each folder what `pick` says, which allocates. */
+static rs_status redirect(rs_place *place,
+    rs_status (*pick)(const rs_place *place, size_t folder, const void *context, char **out),
+    const void *context)
 {
-    if (!rs_place_has(place, "job.json") || !rs_place_has(place, "checkpoints"))
-        return RS_OK;
-    RS_TRY(rs_path_join(place->path, "checkpoints", folder));
-    rs_place_fini(place);
-    return rs_place_init(place, *folder);
+    rs_place other = {0};
+    size_t count = 0;
+    rs_status status = RS_OK;
+    char **paths = rs_calloc(place->folder_count, sizeof *paths);
+    if (paths == NULL)
+        return rs_error_memory(place->folder_count * sizeof *paths);
+    for (; count < place->folder_count && status == RS_OK; count += status == RS_OK)
+        status = pick(place, count, context, &paths[count]);
+    if (status == RS_OK)
+        status = count == 1 ? rs_place_init(&other, paths[0])
+                            : rs_place_init_all(&other, (const char *const *)paths, count);
+    if (status == RS_OK) {
+        other.proved = place->proved;
+        rs_place_fini(place);
+        *place = other;
+    }
+    for (size_t i = 0; i < count; i++)
+        free(paths[i]);
+    free(paths);
+    return status;
 }
 
-/* The folder's own format, or that of the tag in it. Sets `*job` and `*tag` (free both) to the
- * folders that were entered. */
-static rs_status resolve(rs_place *place, const rs_format **format, char **job, char **tag)
+/* What is called `name` in the folder; of several, one that has no such folder may be that of the
+ * checkpoint itself. */
+static rs_status descend(const rs_place *place, size_t folder, const void *name, char **out)
 {
+    RS_TRY(rs_path_join(place->folders[folder], name, out));
+    if (place->folder_count == 1 || rs_is_folder(*out))
+        return RS_OK;
+    free(*out);
+    *out = rs_strdup(place->folders[folder]);
+    return *out != NULL ? RS_OK : rs_error_memory(strlen(place->folders[folder]));
+}
+
+static rs_status is_of(const char *folder, const rs_format *format, bool *out)
+{
+    rs_place alone;
+    *out = false;
+    if (!rs_is_folder(folder))
+        return RS_OK;
+    RS_TRY(rs_place_init(&alone, folder));
+    *out = probe(&alone) == format;
+    rs_place_fini(&alone);
+    return RS_OK;
+}
+
+typedef struct aligning {
+    const rs_format *format;
+    const char *tag; /* how the folder of the checkpoint is called, where one is known */
+} aligning;
+
+/* The folder `name` in `folder`, if it has files of the format; else `*out` stays NULL. */
+static rs_status enter_if(const char *folder, const char *name, const rs_format *format, char **out)
+{
+    char *path;
+    bool own;
+    RS_TRY(rs_path_join(folder, name, &path));
+    rs_status status = is_of(path, format, &own);
+    if (status == RS_OK && own)
+        *out = path;
+    else
+        free(path);
+    return status;
+}
+
+/* The one checkpoint in a root, if it is of the format; else `*out` stays NULL. */
+static rs_status enter_only(const char *folder, const rs_format *format, char **out)
+{
+    rs_place alone;
+    char *tag = NULL;
+    RS_TRY(rs_place_init(&alone, folder));
+    rs_status status = find_tag(&alone, &tag);
+    rs_place_fini(&alone);
+    if (status == RS_OK)
+        status = enter_if(folder, tag, format, out);
+    free(tag);
+    return status == RS_ERR_NO_MEMORY ? status : RS_OK; /* else it is no root */
+}
+
+/* The folder, if it has files of the format, or that of the tag in it. */
+static rs_status enter_tag(const rs_place *place, size_t folder, const void *context, char **out)
+{
+    const aligning *a = context;
+    const char *path = place->folders[folder];
+    bool own;
+    *out = NULL;
+    RS_TRY(is_of(path, a->format, &own));
+    if (own) {
+        *out = rs_strdup(path);
+        return *out != NULL ? RS_OK : rs_error_memory(strlen(path));
+    }
+    if (a->tag != NULL)
+        RS_TRY(enter_if(path, a->tag, a->format, out));
+    if (*out == NULL)
+        RS_TRY(enter_only(path, a->format, out));
+    if (*out != NULL)
+        return RS_OK;
+    return rs_error_set(RS_ERR_NOT_FOUND, "%s: has nothing of the checkpoint (%s%s%s) of %s", path,
+        a->format->name, a->tag != NULL ? ", " : "", a->tag != NULL ? a->tag : "", place->title);
+}
+
+/* One of the folders may be the checkpoint's root and another its tag's: makes all the tag's. */
+static rs_status align(rs_place *place, const rs_format *format)
+{
+    char *tag = NULL;
+    bool own = false;
+    rs_status status = RS_OK;
+    if (place->folder_count < 2)
+        return RS_OK;
+    for (size_t i = 0; i < place->folder_count && !own && status == RS_OK; i++) {
+        status = is_of(place->folders[i], format, &own);
+        if (status != RS_OK || !own)
+            continue;
+        tag = rs_strdup(rs_path_base(place->folders[i]));
+        status = tag != NULL ? RS_OK : rs_error_memory(1);
+    }
+    const aligning how = {format, tag};
+    if (status == RS_OK)
+        status = redirect(place, enter_tag, &how);
+    free(tag);
+    return status;
+}
+
+/* A job's directory has its checkpoints in a folder in it; that or another root has a folder for
+ * each. Goes into the one that is meant, and finds its format. */
+static rs_status resolve(rs_place *place, const rs_format **format)
+{
+    char *tag = NULL;
     *format = probe(place);
     if (*format != NULL || !place->folder)
         return RS_OK;
-    RS_TRY(enter_job(place, job));
-    RS_TRY(find_tag(place, tag));
-    rs_place_fini(place);
-    RS_TRY(rs_place_init(place, *tag));
+    if (rs_place_has(place, "job.json") && rs_place_has(place, "checkpoints"))
+        RS_TRY(redirect(place, descend, "checkpoints"));
+    RS_TRY(find_tag(place, &tag));
+    rs_status status = redirect(place, descend, tag);
+    free(tag);
+    RS_TRY(status);
     *format = probe(place);
     return RS_OK;
 }
@@ -259,7 +368,7 @@ static rs_status choose(
             return rs_error_set(RS_ERR_ARGUMENT, "unknown format \"%s\"", options->format);
     }
     if (*format == NULL)
-        return rs_error_set(RS_ERR_MALFORMED, "%s: %s", place->path,
+        return rs_error_set(RS_ERR_MALFORMED, "%s: %s", place->title,
             place->folder           ? "no checkpoint that reshard knows is in this folder"
             : place->bytes == 0     ? "an empty file"
             : place->head_bytes < 8 ? "too short for any checkpoint"
@@ -273,28 +382,47 @@ static rs_status choose(
             place->path);
     if ((*format)->read == NULL)
         return rs_error_set(RS_ERR_UNSUPPORTED, "%s: is %s (%s); reshard does not read it yet",
-            place->path, (*format)->what, (*format)->name);
+            place->title, (*format)->what, (*format)->name);
     return RS_OK;
+}
+
+/* Looks at what the options say there is. */
+static rs_status look(const char *path, const rs_checkpoint_options *options, rs_place *place)
+{
+    size_t count = 1 + (size_t)options->also_count;
+    if (options->also_count == 0)
+        return rs_place_init(place, path);
+    const char **paths = rs_calloc(count, sizeof *paths);
+    if (paths == NULL)
+        return rs_error_memory(count * sizeof *paths);
+    paths[0] = path;
+    for (size_t i = 1; i < count; i++)
+        paths[i] = options->also[i - 1];
+    rs_status status = rs_place_init_all(place, paths, count);
+    place->proved = options->also_proved;
+    free(paths);
+    return status;
 }
 
 rs_status rs_format_open(const char *path, const rs_checkpoint_options *options, rs_catalog **out)
 {
     static const rs_checkpoint_options usual;
     rs_place place;
-    char *job = NULL, *tag = NULL;
     const rs_format *format = NULL;
     rs_catalog *catalog = NULL;
     rs_status status;
     if (options == NULL)
         options = &usual;
-    RS_TRY(rs_place_init(&place, path));
-    RS_TRY_GOTO(resolve(&place, &format, &job, &tag), out);
+    RS_TRY(look(path, options, &place));
+    RS_TRY_GOTO(resolve(&place, &format), out);
     RS_TRY_GOTO(choose(&place, options, &format), out);
+    if (options->format == NULL)
+        RS_TRY_GOTO(align(&place, format), out);
     RS_TRY_GOTO(rs_catalog_create(format->name, &catalog), out);
     RS_TRY_GOTO(format->read(catalog, &place, options), out);
     status = rs_catalog_finish(catalog);
     if (status != RS_OK) {
-        rs_error_context(status, "%s", place.path);
+        rs_error_context(status, "%s", place.title);
         goto out;
     }
     *out = catalog;
@@ -302,7 +430,5 @@ rs_status rs_format_open(const char *path, const rs_checkpoint_options *options,
 out:
     rs_catalog_destroy(catalog);
     rs_place_fini(&place);
-    free(job);
-    free(tag);
     return status;
 }

@@ -17,19 +17,38 @@
 
 #define RS_PLACE_HEAD 512
 
+/* A file, or a folder, or several folders that are looked at as if they were one. */
 typedef struct rs_place {
-    const char *path;
+    char *path;  /* of the file, or the first folder */
+    char *title; /* of all folders, for messages: "A and B" */
     bool folder;
-    char **names; /* of a folder's entries, sorted */
+    char **folders; /* of a file none */
+    size_t folder_count;
+    char **names; /* of the folders' entries, sorted, each once */
     size_t count;
+    bool *same;  /* by name: what several folders have under it was found to be the same */
+    bool proved; /* it is: another process compares */
     unsigned char head[RS_PLACE_HEAD]; /* a file's first bytes */
     size_t head_bytes;
     int64_t bytes; /* of a file */
 } rs_place;
 
-/* Looks at `path` (borrowed). Release with rs_place_fini. */
+/* Looks at `path`. Release with rs_place_fini. */
 rs_status rs_place_init(rs_place *place, const char *path) RS_MUST_CHECK;
 void rs_place_fini(rs_place *place);
+
+/* Looks at several folders. RS_ERR_ARGUMENT: one of several is none. */
+rs_status rs_place_init_all(rs_place *place, const char *const *paths, size_t count) RS_MUST_CHECK;
+
+/* The folder that a file stands in. */
+rs_status rs_place_init_around(rs_place *place, const char *file) RS_MUST_CHECK;
+
+/* The folder of that name in the place, of all its folders that have one. */
+rs_status rs_place_enter(const rs_place *place, const char *name, rs_place *out) RS_MUST_CHECK;
+
+/* Where the file of that name is; free() it. What several folders have must be the same to the
+ * byte: else RS_ERR_MISMATCH. Of one that none has, where it would be. */
+rs_status rs_place_path(const rs_place *place, const char *name, char **out) RS_MUST_CHECK;
 
 /* True if the folder has an entry of that name. */
 bool rs_place_has(const rs_place *place, const char *name);
@@ -38,8 +57,10 @@ bool rs_place_has(const rs_place *place, const char *name);
 const char *rs_place_match(
     const rs_place *place, const char *prefix, const char *suffix, size_t *at);
 
-/* True if the folder has a folder of that name; a file of that name that begins with `head`.
- * Nothing is allocated, so that no probe takes a lack of memory for an answer. */
+/* True if there is something of that name, which may have folders in it; if it is a folder; if it
+ * is a file that begins with `head`. Nothing is allocated, so that no probe takes a lack of memory
+ * for an answer. */
+bool rs_place_reaches(const rs_place *place, const char *name);
 bool rs_place_has_folder(const rs_place *place, const char *name);
 bool rs_place_file_begins(const rs_place *place, const char *name, const char *head);
 

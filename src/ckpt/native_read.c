@@ -17,16 +17,23 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "ckpt/format.h"
 #include "ckpt/native_names.h"
 
 static const char format_head[] = "{\"format\":\"reshard\"";
 
-/* A data file by its name: "rank-" and a number. */
-static bool is_data_file(const char *name)
+/* The number of a data file, by its name: "rank-" and a number; -1: it is none. */
+static int rank_of(const char *name)
 {
     int rank, end = 0;
-    return sscanf(name, "rank-%d.safetensors%n", &rank, &end) == 1 && name[end] == '\0';
+    bool fits = sscanf(name, "rank-%9d.safetensors%n", &rank, &end) == 1 && name[end] == '\0';
+    return fits ? rank : -1;
+}
+
+static bool is_data_file(const char *name)
+{
+    return rank_of(name) >= 0;
 }
 
 bool rs_native_probe(const rs_place *place)
@@ -46,8 +53,10 @@ bool rs_native_probe(const rs_place *place)
 typedef struct reading {
     rs_catalog *catalog;
     const char *path; /* of the manifest */
-    const char *folder;
+    const rs_place *place;
     json_t *root;
+    bool
+        weights; /* files that lack have no weights, which are wanted alone: nothing else is read */
 } reading;
 
 static rs_status bad(const reading *r, const char *what)
@@ -138,6 +147,11 @@ static bool lists_layers(const json_t *list, int64_t count)
     return fits;
 }
 
+static bool is_wanted(const reading *r, const char *role)
+{
+    return !r->weights || strcmp(role, "param") == 0;
+}
+
 static rs_status read_tensor(const reading *r, const json_t *tensor, json_t *sums)
 {
     const char *name = json_string_value(json_object_get(tensor, "name")), *role;
@@ -168,6 +182,8 @@ static rs_status read_tensor(const reading *r, const json_t *tensor, json_t *sum
         if (dtype == RS_DTYPE_NONE || json_string_length(sum) != 32)
             return bad(r, "a role of a tensor has no known dtype, or no sum");
         const char *plain;
+        if (!is_wanted(r, role))
+            continue;
         RS_TRY(plain_name(r, name, role, &plain));
         rs_status status = rs_catalog_add(r->catalog, plain, role, dtype, ndim, shape, &id);
         if (status != RS_OK)
@@ -185,6 +201,8 @@ static rs_status read_shard(const reading *r, int file, const json_t *shard)
     const char *hash = json_string_value(json_object_get(shard, "xxh3"));
     const json_t *at = json_object_get(shard, "at");
     const char *plain = name;
+    if (role != NULL && !is_wanted(r, role))
+        return RS_OK;
     if (name != NULL && role != NULL)
         RS_TRY(plain_name(r, name, role, &plain));
     int id = name != NULL && role != NULL ? rs_catalog_find(r->catalog, plain, role) : -1;
@@ -233,7 +251,9 @@ static rs_status read_file(const reading *r, const json_t *file)
     int id;
     if (name == NULL || !is_data_file(name) || !json_is_integer(bytes))
         return bad(r, "a file has no name of a data file, or no size");
-    RS_TRY(rs_path_join(r->folder, name, &path));
+    if (r->weights && !rs_place_has(r->place, name))
+        return RS_OK;
+    RS_TRY(rs_place_path(r->place, name, &path));
     rs_status status = rs_files_add(r->catalog->files, path, &id);
     free(path);
     RS_TRY(status);
@@ -245,7 +265,65 @@ static rs_status read_file(const reading *r, const json_t *file)
     return RS_OK;
 }
 
-static rs_status read_content(reading *r)
+static bool has_weights(const json_t *file)
+{
+    const json_t *shard;
+    size_t i;
+    json_array_foreach(json_object_get(file, "shards"), i, shard)
+    {
+        const char *role = json_string_value(json_object_get(shard, "role"));
+        if (role != NULL && strcmp(role, "param") == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Files that are not there are named, all of them: by their ranks. */
+static rs_status check_files(reading *r, const json_t *files, bool weights_only)
+{
+    const json_t *file;
+    size_t i, ranks = 0;
+    bool lacks = false, weights = false;
+    rs_text list = {0};
+    json_array_foreach(files, i, file)
+    {
+        const char *name = json_string_value(json_object_get(file, "name"));
+        if (name == NULL || !is_data_file(name))
+            return bad(r, "a file has no name of a data file, or no size");
+        ranks = (size_t)rs_max64((int64_t)ranks, rank_of(name) + INT64_C(1));
+        if (rs_place_has(r->place, name))
+            continue;
+        lacks = true;
+        weights = weights || has_weights(file);
+    }
+    if (!lacks)
+        return RS_OK;
+    bool *have = rs_calloc(ranks, sizeof *have);
+    if (have == NULL)
+        return rs_error_memory(ranks);
+    memset(have, true, ranks);
+    json_array_foreach(files, i, file)
+    {
+        const char *name = json_string_value(json_object_get(file, "name"));
+        have[rank_of(name)] = rs_place_has(r->place, name);
+    }
+    rs_text_append_gaps(&list, have, (int)ranks);
+    free(have);
+    rs_status status = list.status;
+    r->weights = weights_only && !weights;
+    if (status == RS_OK && r->weights)
+        status = rs_catalog_warn(r->catalog,
+            "%s: the files of ranks %s are missing; they have no weights, which alone are read",
+            r->place->title, list.data);
+    else if (status == RS_OK)
+        status = rs_error_set(RS_ERR_NOT_FOUND,
+            "%s: the files of ranks %s are missing, which the manifest names", r->place->title,
+            list.data);
+    rs_text_fini(&list);
+    return status;
+}
+
+static rs_status read_content(reading *r, bool weights_only)
 {
     const json_t *tensors = json_object_get(r->root, "tensors");
     const json_t *files = json_object_get(r->root, "files"), *item;
@@ -259,6 +337,7 @@ static rs_status read_content(reading *r)
         !json_is_integer(world))
         return bad(r, "lacks one of \"tensors\", \"files\", \"layout\", \"step\", \"extras\", "
                       "\"job\", \"world\"");
+    RS_TRY(check_files(r, files, weights_only));
     json_t *sums = json_object();
     RS_TRY(rs_catalog_extra(r->catalog, "sums", sums));
     RS_TRY(rs_catalog_extra(r->catalog, "step", json_incref(step)));
@@ -278,38 +357,36 @@ static rs_status read_content(reading *r)
     return RS_OK;
 }
 
+/* `inside`: the folder that the manifest stands in. */
+static rs_status read_manifest(rs_catalog *catalog, const char *manifest, const rs_place *inside,
+    const rs_checkpoint_options *options)
+{
+    reading r = {.catalog = catalog, .path = manifest, .place = inside};
+    rs_status status = load_manifest(&r);
+    if (status == RS_OK)
+        status = read_content(&r, options->weights_only);
+    json_decref(r.root);
+    return status;
+}
+
 rs_status rs_native_read(
     rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options)
 {
-    (void)options;
-    char *manifest = NULL, *folder = NULL;
+    char *manifest = NULL;
+    rs_place around;
     rs_status status;
     if (place->folder && !rs_place_has(place, RS_NATIVE_MANIFEST))
         return rs_error_set(RS_ERR_MALFORMED,
             "%s: has data files but no " RS_NATIVE_MANIFEST ": the save was not finished",
-            place->path);
-    folder = rs_strdup(place->path);
-    if (folder == NULL)
-        return rs_error_memory(strlen(place->path));
+            place->title);
     if (place->folder) {
-        RS_TRY_GOTO(rs_path_join(place->path, RS_NATIVE_MANIFEST, &manifest), out);
-    } else {
-        manifest = folder;
-        folder = NULL;
-        const char *slash = strrchr(manifest, '/');
-        folder = rs_strdup(slash != NULL ? manifest : ".");
-        if (folder == NULL)
-            RS_TRY_GOTO(rs_error_memory(strlen(manifest)), out);
-        if (slash != NULL)
-            folder[slash == manifest ? 1 : slash - manifest] = '\0';
+        RS_TRY(rs_place_path(place, RS_NATIVE_MANIFEST, &manifest));
+        status = read_manifest(catalog, manifest, place, options);
+        free(manifest);
+        return status;
     }
-    reading r = {.catalog = catalog, .path = manifest, .folder = folder};
-    status = load_manifest(&r);
-    if (status == RS_OK)
-        status = read_content(&r);
-    json_decref(r.root);
-out:
-    free(manifest);
-    free(folder);
+    RS_TRY(rs_place_init_around(&around, place->path));
+    status = read_manifest(catalog, place->path, &around, options);
+    rs_place_fini(&around);
     return status;
 }

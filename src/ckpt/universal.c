@@ -24,7 +24,6 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -139,13 +138,13 @@ static void note_step(rs_ds_reader *reader, const rs_torch *torch, const rs_valu
 
 /* One state of one parameter. */
 static rs_status read_state(
-    rs_ds_reader *reader, const char *folder, const char *file, const char *name)
+    rs_ds_reader *reader, const rs_place *folder, const char *file, const char *name)
 {
     char *path = NULL, *role = NULL;
     int id;
     rs_torch torch = {0};
     rs_status status;
-    RS_TRY_GOTO(rs_path_join(folder, file, &path), out);
+    RS_TRY_GOTO(rs_place_path(folder, file, &path), out);
     role = rs_strdup(file);
     if (role == NULL)
         RS_TRY_GOTO(rs_error_memory(strlen(file)), out);
@@ -199,56 +198,57 @@ static bool is_copy(const rs_ds_reader *reader, const rs_place *folder, const ch
 }
 
 /* A parameter's folder; slashes in its name make folders within folders. */
-static rs_status read_folder(rs_ds_reader *reader, const char *folder, const char *name, int depth)
+static rs_status read_folder(
+    rs_ds_reader *reader, const rs_place *folder, const char *name, int depth)
 {
-    rs_place place;
     size_t states = 0;
     bool master = false;
-    if (depth > NEST_MOST)
-        return rs_error_set(RS_ERR_MALFORMED, "%s: folders nest too deep", folder);
-    RS_TRY(rs_place_init(&place, folder));
     rs_status status = RS_OK;
-    bool copy = depth > 0 && is_copy(reader, &place, name);
-    for (size_t i = 0; i < place.count && status == RS_OK; i++) {
-        char *path = NULL;
-        if (depth > 0 && is_state(place.names[i]) && copy)
+    if (depth > NEST_MOST)
+        return rs_error_set(RS_ERR_MALFORMED, "%s: folders nest too deep", folder->title);
+    bool copy = depth > 0 && is_copy(reader, folder, name);
+    for (size_t i = 0; i < folder->count && status == RS_OK; i++) {
+        const char *entry = folder->names[i];
+        rs_place inside;
+        if (depth > 0 && is_state(entry) && copy)
             continue;
-        if (depth > 0 && is_state(place.names[i])) {
-            status = read_state(reader, folder, place.names[i], name);
-            master = master || strcmp(place.names[i], "fp32.pt") == 0;
+        if (depth > 0 && is_state(entry)) {
+            status = read_state(reader, folder, entry, name);
+            master = master || strcmp(entry, "fp32.pt") == 0;
             states++;
             continue;
         }
-        status = rs_path_join(folder, place.names[i], &path);
-        if (status == RS_OK && rs_is_folder(path)) {
-            rs_text inner = {0};
-            rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", place.names[i]);
-            status = inner.status;
-            if (status == RS_OK)
-                status = read_folder(reader, path, inner.data, depth + 1);
-            rs_text_fini(&inner);
+        if (!rs_place_has_folder(folder, entry))
+            continue;
+        rs_text inner = {0};
+        rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", entry);
+        status = inner.status;
+        if (status == RS_OK)
+            status = rs_place_enter(folder, entry, &inside);
+        if (status == RS_OK) {
+            status = read_folder(reader, &inside, inner.data, depth + 1);
+            rs_place_fini(&inside);
         }
-        free(path);
+        rs_text_fini(&inner);
     }
-    rs_place_fini(&place);
     if (status == RS_OK && states > 0 && !master)
-        status = rs_error_set(RS_ERR_MALFORMED, "%s: has no fp32.pt", folder);
+        status = rs_error_set(RS_ERR_MALFORMED, "%s: has no fp32.pt", folder->title);
     return status;
 }
 
 /* optimizer_state.pt: what is common to all parameters. */
-static rs_status read_common(rs_ds_reader *reader, const char *folder)
+static rs_status read_common(rs_ds_reader *reader, const rs_place *folder)
 {
     static const char *const keys[] = {
         "param_groups", "loss_scaler", "dynamic_loss_scale", "clip_grad", "overflow"};
     char *path;
     int id;
     rs_torch torch = {0};
-    RS_TRY(rs_path_join(folder, "optimizer_state.pt", &path));
+    RS_TRY(rs_place_path(folder, "optimizer_state.pt", &path));
     rs_status status = rs_files_add(reader->catalog->files, path, &id);
     free(path);
     if (status == RS_ERR_NOT_FOUND)
-        return rs_catalog_warn(reader->catalog, "%s: has no optimizer_state.pt", folder);
+        return rs_catalog_warn(reader->catalog, "%s: has no optimizer_state.pt", folder->title);
     if (status == RS_OK)
         status = rs_torch_open(reader->catalog->files, id, &torch);
     const rs_value *root = status == RS_OK ? rs_torch_root(&torch) : NULL;
@@ -280,7 +280,7 @@ static rs_status check_names(const rs_ds_reader *reader)
                 if (rs_catalog_find(reader->catalog, name, "master") < 0)
                     return rs_error_set(RS_ERR_MALFORMED,
                         "%s/zero: has no folder \"%s\", which the model files name",
-                        reader->place->path, name);
+                        reader->place->title, name);
             }
     return RS_OK;
 }
@@ -326,25 +326,22 @@ static rs_status check_merged(const rs_ds_reader *reader, const rs_place *place,
     const char *state, size_t length)
 {
     rs_text merged = {0}, ranks = {0};
-    char *path = NULL;
     rs_status status;
     bool master = length == strlen("fp32") && strncmp(state, "fp32", length) == 0;
     rs_text_append(&merged, "zero/%s/%.*s.pt", name, (int)length, state);
     RS_TRY_GOTO(merged.status, out);
-    RS_TRY_GOTO(rs_path_join(reader->place->path, merged.data, &path), out);
-    if (access(path, F_OK) == 0)
+    if (rs_place_reaches(reader->place, merged.data))
         goto out;
     RS_TRY_GOTO(list_fragments(place, state, length, &ranks), out);
     status = rs_error_set(RS_ERR_MALFORMED,
         "%s: the conversion that wrote it was interrupted: of %.*s%s\"%s\" there are only "
         "fragments in \"tmp\", of data-parallel ranks %s; what it was made from can be converted "
         "again",
-        reader->place->path, master ? 0 : (int)length, state, master ? "" : " of ", name,
+        reader->place->title, master ? 0 : (int)length, state, master ? "" : " of ", name,
         ranks.length > 0 ? ranks.data : "unknown");
 out:
     rs_text_fini(&merged);
     rs_text_fini(&ranks);
-    free(path);
     return status;
 }
 
@@ -373,49 +370,48 @@ static rs_status check_states(const rs_ds_reader *reader, const rs_place *place,
  * data-parallel rank has whole. `owner`: the parameter in the latter two, NULL in the others. What
  * has no folders and no fragments is a parameter of which none was written.
  */
-static rs_status check_folder(
-    const rs_ds_reader *reader, const char *folder, const char *name, const char *owner, int depth)
+static rs_status check_folder(const rs_ds_reader *reader, const rs_place *folder, const char *name,
+    const char *owner, int depth)
 {
-    rs_place place;
     bool leaf = true, fragments = false;
-    if (depth > NEST_MOST + 2)
-        return rs_error_set(RS_ERR_MALFORMED, "%s: folders nest too deep", folder);
-    RS_TRY(rs_place_init(&place, folder));
     rs_status status = RS_OK;
-    for (size_t i = 0; i < place.count && status == RS_OK; i++) {
-        const char *entry = place.names[i];
-        char *path = NULL;
-        status = rs_path_join(folder, entry, &path);
-        if (status == RS_OK && rs_is_folder(path)) {
-            rs_text inner = {0};
-            const char *of = depth > 0 && is_number(entry) ? name
-                             : strcmp(entry, "whole") == 0 ? owner
-                                                           : NULL;
-            rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", entry);
-            status = inner.status;
-            if (status == RS_OK)
-                status = check_folder(reader, path, inner.data, of, depth + 1);
-            rs_text_fini(&inner);
-            leaf = false;
-        } else {
+    if (depth > NEST_MOST + 2)
+        return rs_error_set(RS_ERR_MALFORMED, "%s: folders nest too deep", folder->title);
+    for (size_t i = 0; i < folder->count && status == RS_OK; i++) {
+        const char *entry = folder->names[i];
+        rs_place inside;
+        if (!rs_place_has_folder(folder, entry)) {
             fragments = fragments || fragment_of(entry) > 0;
+            continue;
         }
-        free(path);
+        rs_text inner = {0};
+        const char *of = depth > 0 && is_number(entry) ? name
+                         : strcmp(entry, "whole") == 0 ? owner
+                                                       : NULL;
+        rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", entry);
+        status = inner.status;
+        if (status == RS_OK)
+            status = rs_place_enter(folder, entry, &inside);
+        if (status == RS_OK) {
+            status = check_folder(reader, &inside, inner.data, of, depth + 1);
+            rs_place_fini(&inside);
+        }
+        rs_text_fini(&inner);
+        leaf = false;
     }
     if (status == RS_OK && depth > 0 && (leaf || (fragments && owner != NULL)))
-        status = check_states(reader, &place, owner != NULL ? owner : name);
-    rs_place_fini(&place);
+        status = check_states(reader, folder, owner != NULL ? owner : name);
     return status;
 }
 
 static rs_status check_fragments(const rs_ds_reader *reader)
 {
-    char *folder = NULL;
+    rs_place folder;
     if (!rs_place_has_folder(reader->place, "tmp"))
         return RS_OK;
-    RS_TRY(rs_path_join(reader->place->path, "tmp", &folder));
-    rs_status status = check_folder(reader, folder, "", NULL, 0);
-    free(folder);
+    RS_TRY(rs_place_enter(reader->place, "tmp", &folder));
+    rs_status status = check_folder(reader, &folder, "", NULL, 0);
+    rs_place_fini(&folder);
     return status;
 }
 
@@ -427,7 +423,7 @@ static rs_status read_models(rs_ds_reader *reader)
     if (models + of_ranks == 0)
         return rs_catalog_warn(reader->catalog,
             "%s: has no files of model states: shapes, buffers and frozen parameters are unknown",
-            reader->place->path);
+            reader->place->title);
     RS_TRY(rs_ds_degrees(reader));
     if (of_ranks > 0)
         reader->dp = (int)of_ranks / (reader->pp * reader->tp);
@@ -436,7 +432,7 @@ static rs_status read_models(rs_ds_reader *reader)
         RS_TRY(rs_catalog_warn(reader->catalog,
             "%s: its model files hold slices of %d tensor-parallel ranks, and nothing says how "
             "they were cut: 16-bit weights, buffers and frozen parameters are not listed",
-            reader->place->path, reader->tp));
+            reader->place->title, reader->tp));
     rs_assembly_init(&reader->assembly, reader->catalog, &reader->rules, reader->tp);
     reader->assembly.partial = true;
     RS_TRY(rs_ds_read_models(reader));
@@ -446,27 +442,27 @@ static rs_status read_models(rs_ds_reader *reader)
 
 static rs_status read_all(rs_ds_reader *reader, const rs_checkpoint_options *options)
 {
-    char *folder;
+    rs_place folder;
     RS_TRY(rs_ds_scan(reader));
     RS_TRY(check_fragments(reader));
     if (options->rules != NULL)
         RS_TRY(rs_rules_add_file(&reader->rules, options->rules));
     RS_TRY(read_models(reader));
-    RS_TRY(rs_path_join(reader->place->path, "zero", &folder));
-    rs_status status = read_folder(reader, folder, "", 0);
+    RS_TRY(rs_place_enter(reader->place, "zero", &folder));
+    rs_status status = read_folder(reader, &folder, "", 0);
     if (status == RS_OK)
-        status = read_common(reader, folder);
-    free(folder);
+        status = read_common(reader, &folder);
+    rs_place_fini(&folder);
     RS_TRY(status);
     RS_TRY(check_names(reader));
     if (reader->flat > 0)
         RS_TRY(rs_catalog_warn(reader->catalog,
             "%s: %zu tensors are stored flat, and no model file says their shapes",
-            reader->place->path, reader->flat));
+            reader->place->title, reader->flat));
     if (rs_place_has(reader->place, "tmp"))
         RS_TRY(rs_catalog_warn(reader->catalog,
             "%s: has a folder \"tmp\": its conversion was interrupted, or kept its fragments",
-            reader->place->path));
+            reader->place->title));
     return rs_ds_derive(reader);
 }
 

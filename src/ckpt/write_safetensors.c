@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "ckpt/publish.h"
 #include "ckpt/companions.h"
+#include "ckpt/hub.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/writer.h"
 
@@ -112,13 +113,10 @@ out:
 
 static rs_status write_index(const rs_writing *w)
 {
-    json_t *map = w->own;
-    json_t *root = json_pack(
-        "{s:{s:I},s:O}", "metadata", "total_size", (json_int_t)w->report.bytes, "weight_map", map);
-    char *text = root != NULL ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
-    rs_status status = text != NULL ? rs_publish_text(w->folder, INDEX, text) : rs_error_memory(1);
+    char *text = NULL;
+    RS_TRY(rs_hub_index_text(NULL, w->own, w->report.bytes, &text));
+    rs_status status = rs_publish_text(w->folder, INDEX, text);
     free(text);
-    json_decref(root);
     return status;
 }
 

@@ -16,17 +16,20 @@
 typedef struct convert_args {
     const char *source, *target, *to, *format, *rules, *target_rules, *dtype, *layout, *version;
     const char *dialect, *from, *model, *hub, *tied;
+    cli_list also;
     int64_t shard, memory;
-    bool weights_only, masters, force, dry_run, json;
+    bool weights_only, masters, rebuild, force, dry_run, json;
 } convert_args;
 
 static const cli_option options[] = {
     {CLI_ARGUMENT, "SRC", .target = offsetof(convert_args, source),
         .help = "a checkpoint, of any format"},
-    {CLI_ARGUMENT, "DST", .target = offsetof(convert_args, target),
+    {CLI_ARGUMENT, "DST", .target = offsetof(convert_args, target), .optional = true,
         .help = "the folder, or with --to torch the file, to write"},
+    {CLI_LIST, "also", "DIR", "a further folder with files of SRC, as on another node's disk",
+        .target = offsetof(convert_args, also)},
     {CLI_CHOICE, "to", "F", "the format", .target = offsetof(convert_args, to),
-        .choices = "native|safetensors|torch|deepspeed-universal", .required = true},
+        .choices = "native|safetensors|torch|deepspeed-universal"},
     {CLI_FLAG, "weights-only", NULL, "leave out, or do without, the optimizer's state",
         .target = offsetof(convert_args, weights_only)},
     {CLI_TEXT, "dtype", "T|ROLE=T,..", "write params, or a role, in this type; unset: as in SRC",
@@ -63,6 +66,9 @@ static const cli_option options[] = {
         .target = offsetof(convert_args, target_rules)},
     {CLI_TEXT, "format", "NAME", "read SRC as this format; unset: found by content",
         .target = offsetof(convert_args, format)},
+    {CLI_FLAG, "rebuild-index", NULL,
+        "no DST: write the index of SRC, a Hugging Face folder, anew from its shards",
+        .target = offsetof(convert_args, rebuild)},
     {CLI_FLAG, "dry-run", NULL, "say what would be written, write nothing",
         .target = offsetof(convert_args, dry_run)},
     {CLI_FLAG, "force", NULL, "replace what is at DST", .target = offsetof(convert_args, force)},
@@ -154,7 +160,12 @@ static rs_status convert(
     const convert_args *args, const crew *c, rs_convert_report *report, json_t *warnings)
 {
     double shown = 0;
-    rs_checkpoint_options how = {.format = args->format, .rules = args->rules};
+    rs_checkpoint_options how = {.format = args->format,
+        .rules = args->rules,
+        .also = args->also.items,
+        .also_count = args->also.count,
+        .also_proved = rs_group_rank(crew_group(c)) != 0,
+        .weights_only = args->weights_only};
     rs_convert_options what = {.to = args->to,
         .shard_bytes = args->shard,
         .memory = args->memory,
@@ -203,12 +214,69 @@ static int print_json(const cli_command *command, const convert_args *args,
             report->lacks_tokenizer, "seconds", seconds));
 }
 
+/* What is wanted; -1: all of it is there. */
+static int check_wanted(const cli_command *command, const convert_args *args)
+{
+    if (args->rebuild && (args->target != NULL || args->to != NULL || args->also.count > 0))
+        return cli_error(command, CLI_USAGE,
+            "--rebuild-index: wanted with SRC alone, whose index is written: without DST, --to and "
+            "--also");
+    if (args->rebuild)
+        return -1;
+    if (args->target == NULL)
+        return cli_error(command, CLI_USAGE,
+            "DST is missing: the folder, or with --to torch the "
+            "file, to write");
+    return args->to != NULL ? -1 : cli_error(command, CLI_USAGE, "--to F is missing: the format");
+}
+
+static int print_rebuilt(
+    const cli_command *command, const convert_args *args, const rs_index_report *r, json_t *faults)
+{
+    char bytes[RS_HUMAN];
+    size_t i;
+    json_t *fault;
+    if (args->json)
+        return cli_print_json(
+            command, json_pack("{s:s,s:b,s:b,s:b,s:I,s:I,s:i,s:O}", "source", args->source,
+                         "dry_run", args->dry_run, "right", !r->wanted, "written", r->written,
+                         "tensors", (json_int_t)r->tensors, "total_size", (json_int_t)r->total_size,
+                         "shards", r->shards, "findings", faults));
+    json_array_foreach(faults, i, fault) printf("%s\n", json_string_value(fault));
+    printf("%s %s: %" PRId64 " tensors in %d shard%s, %s\n",
+        !r->wanted   ? "right as it is: the index of"
+        : r->written ? "wrote the index of"
+                     : "would write the index of",
+        args->source, r->tensors, r->shards, r->shards == 1 ? "" : "s",
+        rs_human_bytes(r->total_size, bytes));
+    return 0;
+}
+
+/* By the first of the crew. */
+static int rebuild_index(const cli_command *command, const convert_args *args, const crew *c)
+{
+    json_t *faults = json_array();
+    const rs_index_options how = {
+        .force = args->force, .dry_run = args->dry_run, .tell = warn, .context = faults};
+    rs_index_report report = {0};
+    bool first = rs_group_rank(crew_group(c)) == 0;
+    rs_status status = first ? rs_index_rebuild(args->source, &how, &report) : RS_OK;
+    status = rs_group_agree(crew_group(c), status);
+    int code = status != RS_OK ? cli_fail(command, status, NULL)
+               : first         ? print_rebuilt(command, args, &report, faults)
+                               : 0;
+    json_decref(faults);
+    return code;
+}
+
 static int run(const cli_command *command, int argc, char **argv)
 {
     convert_args args;
     crew c;
     crew_hush();
     int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code < 0)
+        code = check_wanted(command, &args);
     if (code >= 0)
         return code;
     if (args.target_rules != NULL && strcmp(args.to, "deepspeed-universal") != 0)
@@ -217,6 +285,12 @@ static int run(const cli_command *command, int argc, char **argv)
     json_t *warnings = json_array();
     rs_convert_report report = {0};
     rs_status status = crew_join(&c);
+    if (status == RS_OK && args.rebuild) {
+        code = rebuild_index(command, &args, &c);
+        json_decref(warnings);
+        crew_leave(&c);
+        return code;
+    }
     crew_catch_signals();
     if (status == RS_OK)
         status = convert(&args, &c, &report, warnings);

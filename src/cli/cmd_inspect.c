@@ -21,6 +21,7 @@ typedef struct inspect_args {
     const char *tensors;
     const char *format;
     const char *rules;
+    cli_list also;
     bool hash;
     bool json;
 } inspect_args;
@@ -28,6 +29,8 @@ typedef struct inspect_args {
 static const cli_option options[] = {
     {CLI_ARGUMENT, "PATH", .target = offsetof(inspect_args, path),
         .help = "a checkpoint's root, a tag's folder, an index, or a file"},
+    {CLI_LIST, "also", "DIR", "a further folder with files of it, as on another node's disk",
+        .target = offsetof(inspect_args, also)},
     {CLI_TEXT, "tensors", "PATTERN", "only tensors whose name matches, like 'layers.*.weight'",
         .target = offsetof(inspect_args, tensors)},
     {CLI_FLAG, "hash", NULL, "read everything: SHA-256 of each tensor, and what contradicts itself",
@@ -259,7 +262,10 @@ static int run(const cli_command *command, int argc, char **argv)
     int code = cli_parse(command, argc, argv, &args, sizeof args);
     if (code >= 0)
         return code;
-    rs_checkpoint_options how = {.format = args.format, .rules = args.rules};
+    rs_checkpoint_options how = {.format = args.format,
+        .rules = args.rules,
+        .also = args.also.items,
+        .also_count = args.also.count};
     rs_status status = rs_checkpoint_open(args.path, &how, &checkpoint);
     if (status == RS_OK && args.hash && args.tensors == NULL)
         status = rs_checkpoint_check(checkpoint);

@@ -15,6 +15,7 @@
 
 typedef struct show_args {
     const char *path, *what, *role, *rules, *format, *dialect, *model;
+    cli_list also;
     int64_t limit;
     bool json;
 } show_args;
@@ -24,6 +25,8 @@ static const cli_option options[] = {
         .help = "a checkpoint, of any format"},
     {CLI_ARGUMENT, "TENSOR", .target = offsetof(show_args, what),
         .help = "its name, and ranges as in Python: 'norm.weight[:8]', 'w[3,0:4]', 'w[-1]'"},
+    {CLI_LIST, "also", "DIR", "a further folder with files of it, as on another node's disk",
+        .target = offsetof(show_args, also)},
     {CLI_TEXT, "role", "ROLE", "which state of it", "param", .target = offsetof(show_args, role)},
     {CLI_INT, "limit", "N", "print no more elements than this", "1000",
         .target = offsetof(show_args, limit), .minimum = 1},
@@ -253,7 +256,10 @@ static int run(const cli_command *command, int argc, char **argv)
     int code = cli_parse(command, argc, argv, &args, sizeof args);
     if (code >= 0)
         return code;
-    rs_checkpoint_options how = {.format = args.format, .rules = args.rules};
+    rs_checkpoint_options how = {.format = args.format,
+        .rules = args.rules,
+        .also = args.also.items,
+        .also_count = args.also.count};
     rs_status status = rs_checkpoint_open(args.path, &how, &checkpoint);
     if (status == RS_OK)
         status = rename_checkpoint(&args, checkpoint, &renamed);

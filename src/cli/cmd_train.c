@@ -32,7 +32,7 @@ typedef struct train_args {
     int64_t steps, ranks, global_batch, micro_batch, seq, warmup, seed, ranks_per_node, threads,
         redundancy;
     double lr, grace, dropout;
-    cli_list switches, overrides;
+    cli_list switches, overrides, also;
     const char *resume, *init, *dialect, *save_on_exit;
     int64_t save_every, keep;
     double save_minutes, orphan_minutes;
@@ -102,6 +102,7 @@ static const cli_option train_options[] = {
         .target = AT(overrides)},
     {CLI_TEXT, "init", "PATH", "begin with the weights of this checkpoint, of any format",
         .target = AT(init)},
+    {CLI_LIST, "also", "DIR", "with --init: a further folder with files of it", .target = AT(also)},
     {CLI_TEXT, "dialect", "NAME|FILE", "with --init: the names that it has; unset: found",
         .target = AT(dialect)},
 
@@ -157,6 +158,21 @@ static rs_status take_text(char *to, size_t size, const char *from, const char *
     return RS_OK;
 }
 
+/* The folders of --also, a line each. */
+static rs_status take_also(rs_train_options *o, const cli_list *list)
+{
+    size_t used = 0;
+    for (int i = 0; i < list->count; i++) {
+        size_t length = strlen(list->items[i]);
+        if (strchr(list->items[i], '\n') != NULL || used + length + 2 > sizeof o->init_also)
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "--also: wanted paths of one line, %zu bytes in all", sizeof o->init_also - 2);
+        used += (size_t)snprintf(
+            o->init_also + used, sizeof o->init_also - used, "%s\n", list->items[i]);
+    }
+    return RS_OK;
+}
+
 static rs_status fill_options(const train_args *a, rs_train_options *o)
 {
     RS_TRY(take_text(o->model, sizeof o->model, a->model, "model"));
@@ -202,6 +218,7 @@ static rs_status fill_options(const train_args *a, rs_train_options *o)
     o->save_on_exit = strcmp(a->save_on_exit, "on") == 0;
     o->keep = a->keep;
     o->orphan_minutes = a->orphan_minutes;
+    RS_TRY(take_also(o, &a->also));
     RS_TRY(take_text(o->init_dialect, sizeof o->init_dialect, a->dialect, "dialect"));
     return take_text(o->init, sizeof o->init, a->init, "init");
 }
@@ -219,6 +236,10 @@ static int check_required(const cli_command *command, const train_args *a)
             "--init: wanted without --resume: a job that goes on has its weights");
     if (a->init == NULL && a->dialect != NULL)
         return cli_error(command, CLI_USAGE, "--dialect: wanted only with --init");
+    if (a->init == NULL && a->also.count > 0)
+        return cli_error(command, CLI_USAGE,
+            "--also: wanted only with --init: a job's own checkpoints are in its directory, all of "
+            "them");
     if (a->resume == NULL && a->overrides.count > 0)
         return cli_error(command, CLI_USAGE, "--override: wanted only with --resume");
     for (size_t i = 0; a->resume == NULL && i < sizeof rows / sizeof *rows; i++) {

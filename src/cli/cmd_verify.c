@@ -10,6 +10,7 @@
 
 typedef struct verify_args {
     const char *path, *other, *roles, *rules, *model, *dialect;
+    cli_list also, also_b;
     double rtol, atol;
     bool cast, json;
 } verify_args;
@@ -19,6 +20,9 @@ static const cli_option options[] = {
         .help = "a checkpoint, of any format"},
     {CLI_ARGUMENT, "B", .target = offsetof(verify_args, other), .optional = true,
         .help = "another one, to compare it with"},
+    {CLI_LIST, "also", "DIR", "a further folder with files of A, as on another node's disk",
+        .target = offsetof(verify_args, also)},
+    {CLI_LIST, "also-b", "DIR", "the same of B", .target = offsetof(verify_args, also_b)},
     {CLI_REAL, "rtol", "R", "let numbers differ by R times the second's", "0",
         .target = offsetof(verify_args, rtol)},
     {CLI_REAL, "atol", "X", "and by X", "0", .target = offsetof(verify_args, atol)},
@@ -81,7 +85,8 @@ static int compare_two(const cli_command *command, const verify_args *args, cons
     const rs_checkpoint *a, telling *t, rs_compare_report *report)
 {
     rs_checkpoint *b = NULL;
-    rs_checkpoint_options open = {.rules = args->rules};
+    rs_checkpoint_options open = {
+        .rules = args->rules, .also = args->also_b.items, .also_count = args->also_b.count};
     rs_compare_options how = {
         .rtol = args->rtol, .atol = args->atol, .role = args->roles, .cast = args->cast};
     rs_dialect *dialect = NULL;
@@ -116,11 +121,14 @@ static int run(const cli_command *command, int argc, char **argv)
     int code = cli_parse(command, argc, argv, &args, sizeof args);
     if (code >= 0)
         return code;
+    if (args.other == NULL && args.also_b.count > 0)
+        return cli_error(command, CLI_USAGE, "--also-b: wanted only with B");
     const char *second = args.other;
     rs_checkpoint *a = NULL;
     rs_compare_report report = {0};
     telling t = {.list = json_array(), .json = args.json};
-    rs_checkpoint_options open = {.rules = args.rules};
+    rs_checkpoint_options open = {
+        .rules = args.rules, .also = args.also.items, .also_count = args.also.count};
     rs_status status = rs_checkpoint_open(args.path, &open, &a);
     if (status != RS_OK) {
         cli_fail(command, status, NULL);

@@ -74,6 +74,7 @@ static const member members[] = {
     {"attach_step", INTEGER, AT(attach_step), 0},
     {"orphan_minutes", REAL, AT(orphan_minutes), 0},
     TEXT_AT("init", init),
+    TEXT_AT("init_also", init_also),
     TEXT_AT("hosts", hosts),
     TEXT_AT("rsh_agent", rsh_agent),
     TEXT_AT("address", address),

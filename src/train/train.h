@@ -98,10 +98,11 @@ typedef struct rs_train_options {
     int64_t attach_step;                /* the step to which they were taken */
     double orphan_minutes;    /* how long a job without a supervisor keeps its state in memory */
     char init[RS_TRAIN_PATH]; /* checkpoint whose weights to begin with; "": made from the seed */
-    char init_dialect[RS_TRAIN_PATH]; /* whose names it has, a name or a file; "": found */
-    char hosts[RS_TRAIN_PATH];        /* file of hosts that worlds are started on; "": this one */
-    char rsh_agent[RS_TRAIN_PATH];    /* what reaches a host; "": ssh */
-    char address[128];                /* how other hosts reach the supervisor's; "": its name */
+    char init_also[4 * RS_TRAIN_PATH]; /* further folders with files of it, a line each */
+    char init_dialect[RS_TRAIN_PATH];  /* whose names it has, a name or a file; "": found */
+    char hosts[RS_TRAIN_PATH];         /* file of hosts that worlds are started on; "": this one */
+    char rsh_agent[RS_TRAIN_PATH];     /* what reaches a host; "": ssh */
+    char address[128];                 /* how other hosts reach the supervisor's; "": its name */
     bool supervised; /* another process has claimed the job directory and sweeps up at the end */
     rs_train_fault fault;
     rs_member *member; /* of a supervised world (member.h); borrowed, not saved; may be NULL */

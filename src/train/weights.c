@@ -141,13 +141,30 @@ static rs_status rename_weights(
     return RS_OK;
 }
 
+/* Opens what the job begins with; rank 0 compares what several folders have. */
+static rs_status open_weights(const rs_job *job, rs_checkpoint **out)
+{
+    enum { FOLDERS = 256 };
+    const char *also[FOLDERS];
+    rs_checkpoint_options how = {.also = also, .also_proved = job->rank != 0};
+    char *list = rs_strdup(job->options->init_also), *rest = list;
+    if (list == NULL)
+        return rs_error_memory(sizeof job->options->init_also);
+    for (char *line; how.also_count < FOLDERS && (line = strsep(&rest, "\n")) != NULL;)
+        if (line[0] != '\0')
+            also[how.also_count++] = line;
+    rs_status status = rs_checkpoint_open(job->options->init, &how, out);
+    free(list);
+    return status;
+}
+
 rs_status rs_init_state(rs_job *job)
 {
     rs_checkpoint *checkpoint = NULL, *renamed = NULL;
     const rs_roles *roles = &job->state.roles;
     if (!job->state.holds)
         return RS_OK;
-    RS_TRY(rs_checkpoint_open(job->options->init, NULL, &checkpoint));
+    RS_TRY(open_weights(job, &checkpoint));
     rs_status status = rename_weights(job, checkpoint, &renamed);
     const rs_checkpoint *weights = renamed != NULL ? renamed : checkpoint;
     if (status == RS_OK)

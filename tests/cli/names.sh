@@ -138,6 +138,14 @@ for from in again.pt namesjob/checkpoints/step-00000002; do
     expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job "b-${from%%[./]*}" \
         --init "$from" --layout pp=2 --save-on-exit off
 done
+# J07: shards on two disks.
+expect 0 'in [0-9]+ files' convert again halves --to safetensors --max-shard-size 1500KB
+mkdir otherdisk
+mv halves/model-00002-of-* otherdisk
+expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job b-halves \
+    --init halves --also otherdisk --layout tp=2 --save-on-exit off
+expect 1 'names the shard "model-00002-of' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 \
+    --job none4 --init halves --layout dp=1
 # Under names of one's own, where the dialect is given.
 expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job b-mine \
     --init mine --dialect mine.json --layout tp=2 --save-on-exit off
@@ -149,9 +157,9 @@ refuse 2 'dialect: wanted only with --init' train --model llama-tiny --data data
     --job none2 --dialect hf --layout dp=1
 check "one loss" python3 -c "
 import json
-lines = [json.loads(line) for job in ('begun', 'b-again', 'b-namesjob', 'b-mine') for line in open(f'{job}/metrics.jsonl')]
+lines = [json.loads(line) for job in ('begun', 'b-again', 'b-namesjob', 'b-mine', 'b-halves') for line in open(f'{job}/metrics.jsonl')]
 losses = [line['loss'] for line in lines if line.get('step') == 1 and 'loss' in line]
-assert len(losses) == 4
+assert len(losses) == 5
 assert max(losses) - min(losses) < 1e-5 * max(losses), losses"
 expect 1 'state.pt: the checkpoint has no .embed.weight' train --model llama-tiny --data data --seq 16 --global-batch 4 \
     --steps 1 --job none --init state.pt --layout dp=1
