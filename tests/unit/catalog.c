@@ -226,6 +226,45 @@ static void test_derived(void **state)
     rs_catalog_destroy(catalog);
 }
 
+/* D08: copies of what is shared that ran apart, of two expert ranks. Each keeps its own, both are
+ * told, and where the mean is wanted it is taken in more than their type and rounded once, a tie to
+ * even. */
+static void test_copies_apart(void **state)
+{
+    (void)state;
+    int file, id, means[2];
+    int64_t one = 1;
+    const uint16_t copies[2] = {0x3f80, 0x3f81};
+    rs_catalog *catalog = new_catalog(&file);
+    assert_int_equal(rs_catalog_add(catalog, "a", "param", RS_DTYPE_BF16, 1, &one, &id), RS_OK);
+    assert_int_equal(rs_catalog_inline(catalog, id, 0, &copies[0]), RS_OK);
+    assert_int_equal(rs_catalog_inline(catalog, id, 1, &copies[1]), RS_OK);
+    for (int i = 0; i < 2; i++) {
+        int *mean = &means[i];
+        assert_int_equal(
+            rs_catalog_add(catalog, i == 0 ? "m" : "n", "param", RS_DTYPE_BF16, 1, &one, mean),
+            RS_OK);
+        assert_int_equal(rs_catalog_inline(catalog, *mean, 0, &copies[i]), RS_OK);
+        assert_int_equal(rs_catalog_inline(catalog, *mean, 1, &copies[1 - i]), RS_OK);
+        rs_catalog_get(catalog, *mean)->how = RS_ENTRY_AVERAGE;
+    }
+    assert_int_equal(rs_catalog_finish(catalog), RS_OK);
+    rs_box whole = rs_box_whole(1, &one);
+    uint16_t read;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(rs_catalog_read(catalog, id, i, &whole, &read), RS_OK);
+        assert_int_equal(read, copies[i]);
+        assert_int_equal(rs_catalog_read(catalog, means[i], -1, &whole, &read), RS_OK);
+        assert_int_equal(read, 0x3f80);
+    }
+    assert_int_equal(rs_catalog_check(catalog), RS_OK);
+    assert_int_equal(catalog->warnings.count, 1);
+    assert_non_null(strstr(catalog->warnings.items[0],
+        "copies of param of \"a\" differ in 1 elements: at [0] copy 0 has 1, copy 1 has "
+        "1.0078125"));
+    rs_catalog_destroy(catalog);
+}
+
 /* Big endian, conjugated and negated elements; an expanded tensor. */
 static void test_flags(void **state)
 {
@@ -353,6 +392,7 @@ int main(void)
         cmocka_unit_test(test_strided_reads),
         cmocka_unit_test(test_completeness),
         cmocka_unit_test(test_derived),
+        cmocka_unit_test(test_copies_apart),
         cmocka_unit_test(test_flags),
         cmocka_unit_test(test_many_files),
         cmocka_unit_test(test_many_pieces),
