@@ -132,7 +132,8 @@ const char *rs_native_layout(const rs_native *native);
 rs_status rs_native_extras(const rs_native *native, char **out) RS_MUST_CHECK;
 
 /* RS_ERR_MISMATCH names the first tensor or role of the space that the checkpoint lacks or has in
- * another shape or dtype, or has beyond it. */
+ * another shape or dtype, or has beyond it, but for what other formats say twice: steps of tensors
+ * that are the checkpoint's, and masters that are the float32 params (which are compared). */
 rs_status rs_native_fits(const rs_native *native, const rs_space *space) RS_MUST_CHECK;
 
 /* Reads all shards of `holder` into its memory: exactly their bytes, `*bytes` (may be NULL) of

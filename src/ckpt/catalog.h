@@ -189,6 +189,11 @@ void rs_scratch_fini(rs_scratch *scratch);
 rs_status rs_catalog_read_as(const rs_catalog *catalog, rs_scratch *scratch, int id, int copy,
     rs_dtype dtype, const rs_box *box, void *out) RS_MUST_CHECK;
 
+/* Whether two entries of one dtype are the same to the bit; if not, `text` gets the first index at
+ * which they differ, with both values. */
+rs_status rs_catalog_same(
+    const rs_catalog *catalog, int a, int b, bool *same, char *text, size_t size) RS_MUST_CHECK;
+
 rs_status rs_catalog_hash(
     const rs_catalog *catalog, int id, char hex[RS_CHECKPOINT_HASH]) RS_MUST_CHECK;
 

@@ -557,6 +557,27 @@ static rs_status compare(comparing *c)
     return status;
 }
 
+rs_status rs_catalog_same(
+    const rs_catalog *catalog, int a, int b, bool *same, char *text, size_t size)
+{
+    char at[128];
+    const rs_checkpoint_entry *one = &rs_catalog_get(catalog, a)->is;
+    const rs_checkpoint_entry *other = &rs_catalog_get(catalog, b)->is;
+    *same = false;
+    if (one->dtype != other->dtype || one->ndim != other->ndim ||
+        memcmp(one->shape, other->shape, sizeof *one->shape * (size_t)one->ndim) != 0) {
+        snprintf(text, size, "they differ in dtype or shape");
+        return RS_OK;
+    }
+    comparing c = {.catalog = catalog, .a = a, .b = b, .copy = -1};
+    RS_TRY(compare(&c));
+    *same = c.differences == 0;
+    if (!*same)
+        snprintf(text, size, "at %s %s has %.9g, %s %.9g", index_text(&c.first, at, sizeof at),
+            one->role, c.of_one, other->role, c.of_other);
+    return RS_OK;
+}
+
 static rs_status check_copies(rs_catalog *catalog, int id)
 {
     char at[128];

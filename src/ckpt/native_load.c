@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "ckpt/cast.h"
 #include "ckpt/format.h"
 #include "ckpt/native_names.h"
 #include "reshard/certificate.h"
@@ -107,6 +108,34 @@ static rs_status fits(const rs_native *native, const rs_tensor *tensor, const ch
     return RS_OK;
 }
 
+/* What a checkpoint from elsewhere says twice, and the job once: the step of single tensors, which
+ * is that of the checkpoint, and masters of float32 params, which are the params. */
+static rs_status check_said_twice(const rs_native *native, const rs_space *space, int id, bool *is)
+{
+    const rs_checkpoint_entry *entry = &rs_catalog_get(native->catalog, id)->is;
+    int param = rs_catalog_find(native->catalog, entry->name, "param");
+    int master = rs_space_find_role(space, "master");
+    rs_box whole = rs_box_whole(entry->ndim, entry->shape);
+    char text[256];
+    *is = false;
+    if (strcmp(entry->role, "step") == 0 && !rs_box_is_empty(&whole) &&
+        rs_box_volume(&whole) == 1) {
+        unsigned char one[16];
+        RS_TRY(rs_catalog_read(native->catalog, id, -1, &whole, one));
+        *is = rs_cast_element(entry->dtype, one, 0) == (double)rs_native_step(native);
+    } else if (strcmp(entry->role, "master") == 0 && master < 0 && param >= 0 &&
+               entry->dtype == RS_DTYPE_F32 &&
+               rs_catalog_get(native->catalog, param)->is.dtype == RS_DTYPE_F32) {
+        RS_TRY(rs_catalog_same(native->catalog, id, param, is, text, sizeof text));
+        if (!*is)
+            return rs_error_set(RS_ERR_MISMATCH,
+                "\"%s\": the job has its param alone, of float32, and the checkpoint a master that "
+                "is another: %s",
+                entry->name, text);
+    }
+    return RS_OK;
+}
+
 rs_status rs_native_fits(const rs_native *native, const rs_space *space)
 {
     size_t matched = 0;
@@ -116,9 +145,13 @@ rs_status rs_native_fits(const rs_native *native, const rs_space *space)
                 rs_space_dtype(space, t, r), &matched));
     for (size_t i = 0; i < native->catalog->entries.count; i++) {
         const rs_checkpoint_entry *entry = &rs_catalog_get(native->catalog, (int)i)->is;
-        if (matched < native->catalog->entries.count &&
-            (rs_space_find_tensor(space, entry->name) < 0 ||
-                rs_space_find_role(space, entry->role) < 0))
+        bool twice = false;
+        if (matched == native->catalog->entries.count ||
+            (rs_space_find_tensor(space, entry->name) >= 0 &&
+                rs_space_find_role(space, entry->role) >= 0))
+            continue;
+        RS_TRY(check_said_twice(native, space, (int)i, &twice));
+        if (!twice)
             return rs_error_set(RS_ERR_MISMATCH,
                 "the checkpoint has %s of \"%s\", which the job does not", entry->role,
                 entry->name);

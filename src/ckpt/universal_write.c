@@ -56,16 +56,17 @@ static rs_status find_layout(rs_universal *u)
     if (text == NULL)
         return RS_OK;
     RS_TRY(rs_layout_parse(text, &layout));
-    if (layout.cp > 1 || layout.ep > 1 || layout.vpp > 1)
+    /* What else the source's layout has, does not show in tensors that are whole. */
+    if (asked != NULL && (layout.cp > 1 || layout.ep > 1 || layout.vpp > 1))
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "layout \"%s\": universal checkpoints know tp, pp, dp and zero alone", text);
     u->tp = asked != NULL || u->ruled ? layout.tp : 1;
     u->pp = layout.pp;
-    u->dp = layout.dp;
+    u->dp = layout.dp * layout.cp; /* ZeRO divides over both */
     u->stage = layout.zero;
     text = u->w->catalog->layout;
     u->moved = text == NULL || rs_layout_parse(text, &layout) != RS_OK || layout.tp != u->tp ||
-               layout.pp != u->pp || layout.dp != u->dp;
+               layout.pp != u->pp || layout.dp * layout.cp != u->dp;
     return RS_OK;
 }
 

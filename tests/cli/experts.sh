@@ -46,6 +46,26 @@ first = [next(line['loss'] for line in map(json.loads, open(f'{job}/metrics.json
          for job in ('mixtral', 'again')]
 assert abs(first[0] - first[1]) <= 1e-5 * first[0], first"
 
+# Its universal checkpoint, written from under expert parallelism: a job begins with it, and under the trainer's names one goes
+# on from it, with the losses of the job that goes on itself.
+expect 0 'wrote mixtral-uni: 508 tensors' convert mixtral mixtral-uni --to deepspeed-universal
+expect 0 '^equal: 26 tensors' verify mixtral-uni mixtral --roles exp_avg,exp_avg_sq
+expect 0 'finished: 1 steps' "${small[@]}" --model mixtral-tiny --layout tp=2,dp=2,etp=1,ep=4,zero=3 --steps 1 --job fromuni \
+    --init mixtral-uni
+expect 0 'wrote mixtral-own' convert mixtral-uni mixtral-own --to native --dialect reshard --model mixtral-tiny \
+    --layout tp=2,dp=2,etp=1,ep=4,zero=1
+mkdir onuni
+cp -r mixtral-own onuni/checkpoints
+expect 0 'step 2/2' train --resume onuni --steps 2 --override steps --layout tp=2,dp=2,etp=1,ep=4,zero=1
+expect 0 'step 2/2' train --resume mixtral --steps 2 --override steps --layout dp=4,ep=2
+check "the losses are those of the job that wrote it" python3 -c "
+import json
+losses = {job: [line['loss'] for line in map(json.loads, open(f'{job}/metrics.jsonl')) if 'event' not in line]
+          for job in ('mixtral', 'again', 'fromuni', 'onuni')}
+assert abs(losses['fromuni'][0] - losses['again'][0]) <= 1e-5 * losses['again'][0], losses
+assert len(losses['mixtral']) == 2 and len(losses['onuni']) == 1, losses
+assert abs(losses['onuni'][0] - losses['mixtral'][1]) <= 1e-5 * losses['onuni'][0], losses"
+
 # Layers with experts among others, and a router's bias: their names tell the layer, from a job's checkpoint, from what was
 # converted, and back.
 cat >mixed.json <<'JSON'
