@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "ckpt/rules_build.h"
 
 #define RULES_MOST 100000
@@ -32,6 +33,9 @@ void rs_rules_fini(rs_rules *rules)
         rs_pattern_destroy(rules->ties.items[i].pattern);
     for (size_t i = 0; i < rules->pipeline_replicated.count; i++)
         rs_pattern_destroy(rules->pipeline_replicated.items[i]);
+    for (size_t i = 0; i < rules->experts.count; i++)
+        rs_pattern_destroy(rules->experts.items[i]);
+    free(rules->experts.items);
     free(rules->cuts.items);
     free(rules->vocabularies.items);
     free(rules->ties.items);
@@ -67,6 +71,15 @@ rs_status rs_rules_add_pipeline(rs_rules *rules, const char *pattern)
     RS_TRY(RS_LIST_RESERVE_ONE(&rules->pipeline_replicated));
     RS_TRY(rs_pattern_create(pattern, &compiled));
     rules->pipeline_replicated.items[rules->pipeline_replicated.count++] = compiled;
+    return RS_OK;
+}
+
+rs_status rs_rules_add_experts(rs_rules *rules, const char *pattern)
+{
+    rs_pattern *compiled;
+    RS_TRY(RS_LIST_RESERVE_ONE(&rules->experts));
+    RS_TRY(rs_pattern_create(pattern, &compiled));
+    rules->experts.items[rules->experts.count++] = compiled;
     return RS_OK;
 }
 
@@ -118,6 +131,20 @@ static rs_status add_pipeline(rs_rules *rules, const char *pattern, void *contex
 {
     (void)context;
     return rs_rules_add_pipeline(rules, pattern);
+}
+
+/* DeepSpeed writes "\\.experts\\.w[123]$" from one place, and the same behind ".*" from another:
+ * both are meant anywhere in a name. */
+static rs_status add_experts(rs_rules *rules, const char *pattern, void *context)
+{
+    rs_text anywhere = {0};
+    (void)context;
+    rs_text_append(&anywhere, ".*(?:%s)", pattern);
+    rs_status status = anywhere.status;
+    if (status == RS_OK)
+        status = rs_rules_add_experts(rules, anywhere.data);
+    rs_text_fini(&anywhere);
+    return status;
 }
 
 /* The exact widths that version 0.4 gives for `pattern`: [part][rank]. */
@@ -258,6 +285,7 @@ rs_status rs_rules_add_info(rs_rules *rules, const rs_value *info)
     RS_TRY(for_patterns(rules, info, "parameter_with_row_parallelism_patterns", add_cut, &rule));
     RS_TRY(rs_rules_add(rules, NULL, rest));
     RS_TRY(for_patterns(rules, info, "vocabulary_parameter_patterns", add_vocabulary, &vocabulary));
+    RS_TRY(for_patterns(rules, info, "expert_parameter_patterns", add_experts, NULL));
     return for_patterns(rules, info, "pipeline_replicated_parameter_patterns", add_pipeline, NULL);
 }
 
@@ -288,6 +316,14 @@ rs_status rs_rules_vocabulary(rs_rules *rules, const char *name, const rs_vocabu
             *out = &rules->vocabularies.items[i];
         }
     }
+    return RS_OK;
+}
+
+rs_status rs_rules_experts(const rs_rules *rules, const char *name, bool *out)
+{
+    *out = false;
+    for (size_t i = 0; i < rules->experts.count && !*out; i++)
+        RS_TRY(rs_pattern_match(rules->experts.items[i], name, out));
     return RS_OK;
 }
 

@@ -75,6 +75,10 @@ typedef struct rs_rules {
         rs_pattern **items;
         size_t count, capacity;
     } pipeline_replicated;
+    struct {
+        rs_pattern **items;
+        size_t count, capacity;
+    } experts; /* dimension 0 of these counts experts */
     rs_pool pool;
     const char *version; /* of universal_checkpoint_info, as text; NULL */
 } rs_rules;
@@ -96,6 +100,9 @@ rs_status rs_rules_find(rs_rules *rules, const char *name, const rs_rule **out) 
 /* The vocabulary that `name` is a table of, NULL if none. */
 rs_status rs_rules_vocabulary(
     rs_rules *rules, const char *name, const rs_vocabulary **out) RS_MUST_CHECK;
+
+/* Whether dimension 0 of `name` counts experts. */
+rs_status rs_rules_experts(const rs_rules *rules, const char *name, bool *out) RS_MUST_CHECK;
 
 /* The name that `name` is a second name of, NULL if no rule says so. */
 rs_status rs_rules_tie(const rs_rules *rules, const char *name, const char **out) RS_MUST_CHECK;

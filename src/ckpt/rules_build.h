@@ -8,6 +8,7 @@
 rs_status rs_rules_add(rs_rules *rules, const char *pattern, rs_rule rule) RS_MUST_CHECK;
 rs_status rs_rules_add_vocabulary(rs_rules *rules, const char *pattern, int64_t rows) RS_MUST_CHECK;
 rs_status rs_rules_add_pipeline(rs_rules *rules, const char *pattern) RS_MUST_CHECK;
+rs_status rs_rules_add_experts(rs_rules *rules, const char *pattern) RS_MUST_CHECK;
 rs_status rs_rules_add_tie(rs_rules *rules, const char *pattern, const char *target) RS_MUST_CHECK;
 
 #endif

@@ -114,7 +114,7 @@ static rs_status read_shared(rules_file *f, json_t *object, rs_rule *rule)
 static rs_status check_keys(rules_file *f, json_t *object)
 {
     static const char *const known[] = {"match", "split", "parts", "groups", "shared", "replicated",
-        "equal", "averaged", "vocabulary", "tied", "comment"};
+        "equal", "averaged", "vocabulary", "experts", "tied", "comment"};
     const char *key;
     json_t *value;
     json_object_foreach(object, key, value)
@@ -147,6 +147,11 @@ static rs_status read_rule(rules_file *f, json_t *object, const char *match)
             return bad(f, "\"vocabulary\" must be the true number of rows, beside \"match\"");
         RS_TRY(rs_rules_add_vocabulary(f->rules, match, json_integer_value(vocabulary)));
     }
+    bool experts = json_is_true(json_object_get(object, "experts"));
+    if (experts && match == NULL)
+        return bad(f, "\"experts\" needs \"match\"");
+    if (experts)
+        RS_TRY(rs_rules_add_experts(f->rules, match));
     if (json_is_true(json_object_get(object, "replicated"))) {
         rule.kind = RS_RULE_REPLICATED;
         rule.equal = json_is_true(json_object_get(object, "equal"));
@@ -158,7 +163,7 @@ static rs_status read_rule(rules_file *f, json_t *object, const char *match)
         rule.dim = (int)json_integer_value(split);
         RS_TRY(read_parts(f, json_object_get(object, "parts"), &rule));
         RS_TRY(read_shared(f, object, &rule));
-    } else if (vocabulary != NULL && split == NULL) {
+    } else if ((vocabulary != NULL || experts) && split == NULL) {
         return RS_OK;
     } else {
         return bad(f, "one of \"split\" (a dimension), \"replicated\", \"averaged\", \"tied\" or "

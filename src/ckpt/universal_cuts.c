@@ -49,6 +49,12 @@ static rs_status is_vocabulary(rs_universal *u, const rs_logical *t, bool *yes)
     return RS_OK;
 }
 
+rs_status rs_universal_experts(const rs_universal *u, const rs_logical *t, bool *yes)
+{
+    *yes = false;
+    return u->ruled && t->ndim > 0 ? rs_rules_experts(&u->rules, t->name, yes) : RS_OK;
+}
+
 /* How a tensor is written: its shape, which a rule may give it for being cut, and the cut. */
 typedef struct form {
     const rs_rule *rule; /* NULL: nothing says it */
@@ -58,6 +64,7 @@ typedef struct form {
     int parts;
     bool fused;      /* parts of other sizes than equal shares, or in a shape of their own */
     bool vocabulary; /* a table whose padding rows are gone */
+    bool experts;    /* dimension 0 counts them; the run that loads it deals them to its ranks */
 } form;
 
 /* The size of part `j` along the rule's dimension; `whole` is that of all. */
@@ -140,6 +147,7 @@ static rs_status find_form(rs_universal *u, const rs_logical *t, form *f)
     memcpy(f->shape, t->shape, sizeof *t->shape * (size_t)t->ndim);
     RS_TRY(rs_universal_rule(u, t->name, &rule));
     RS_TRY(is_vocabulary(u, t, &f->vocabulary));
+    RS_TRY(rs_universal_experts(u, t, &f->experts));
     f->rule = rule;
     if (rule == NULL || rule->kind != RS_RULE_SPLIT)
         return RS_OK;
@@ -233,6 +241,12 @@ rs_status rs_universal_cut(
             rs_pickle_int(out, f.parts);
         }
     }
+    if (f.experts) {
+        rs_pickle_text(out, "is_expert_param");
+        rs_pickle_bool(out, true);
+        rs_pickle_text(out, "ep_num_experts");
+        rs_pickle_int(out, f.shape[0]);
+    }
     if (f.vocabulary) {
         rs_pickle_text(out, "vocab_tensor");
         rs_pickle_bool(out, true);
@@ -242,7 +256,7 @@ rs_status rs_universal_cut(
 
 /* ---- universal_checkpoint_info ---- */
 
-typedef enum list_kind { REPLICATED, AVERAGED, HALVES, FUSED, ROWS, VOCABULARY } list_kind;
+typedef enum list_kind { REPLICATED, AVERAGED, HALVES, FUSED, ROWS, VOCABULARY, EXPERTS } list_kind;
 
 static bool belongs(const form *f, list_kind kind)
 {
@@ -262,6 +276,8 @@ static bool belongs(const form *f, list_kind kind)
         return rows;
     case VOCABULARY:
         return f->vocabulary;
+    case EXPERTS:
+        return f->experts;
     }
     return false;
 }
@@ -329,9 +345,10 @@ static rs_status add_made(rs_universal *u, rs_bytes *out)
         {"parameter_to_average_patterns", AVERAGED},
         {"parameter_with_2_sub_params_cat_dim_0", HALVES}, {"parameter_with_sub_params", FUSED},
         {"parameter_with_row_parallelism_patterns", ROWS},
-        {"vocabulary_parameter_patterns", VOCABULARY}};
+        {"vocabulary_parameter_patterns", VOCABULARY}, {"expert_parameter_patterns", EXPERTS}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
-        RS_TRY(add_list(u, lists[i].key, lists[i].kind, out));
+        if (lists[i].kind != EXPERTS || u->rules.experts.count > 0)
+            RS_TRY(add_list(u, lists[i].key, lists[i].kind, out));
     for (size_t i = 0; i < u->w->tensors.count; i++) {
         const rs_logical *t = &u->w->tensors.items[i];
         bool yes = false;

@@ -60,7 +60,8 @@ static rs_status find_layout(rs_universal *u)
     if (asked != NULL && (layout.cp > 1 || layout.ep > 1 || layout.vpp > 1))
         return rs_error_set(RS_ERR_UNSUPPORTED,
             "layout \"%s\": universal checkpoints know tp, pp, dp and zero alone", text);
-    u->tp = asked != NULL || u->ruled ? layout.tp : 1;
+    bool cut = u->rules.cuts.count > 0 || u->rules.vocabularies.count > 0;
+    u->tp = asked != NULL || cut ? layout.tp : 1;
     u->pp = layout.pp;
     u->dp = layout.dp * layout.cp; /* ZeRO divides over both */
     u->stage = layout.zero;
@@ -87,7 +88,8 @@ static rs_status find_rules(rs_universal *u)
         RS_TRY(rs_rules_add_file(&u->rules, u->w->options->rules));
     if (json_is_object(info))
         RS_TRY(rs_rules_add_json(&u->rules, info));
-    u->ruled = u->rules.cuts.count > 0 || u->rules.vocabularies.count > 0;
+    u->ruled =
+        u->rules.cuts.count > 0 || u->rules.vocabularies.count > 0 || u->rules.experts.count > 0;
     for (int d = 0; d < RS_MAX_DIMS; d++)
         u->by_ranks[d] = (rs_rule){.kind = RS_RULE_SPLIT, .dim = d, .parts = 1};
     return RS_OK;
@@ -323,8 +325,10 @@ static rs_status write_state(rs_universal *u, int i, const char *state)
     rs_torch_make make = {0};
     rs_bytes *p = &make.pickle;
     rs_status status;
+    bool experts;
     rs_torch_make_begin(&make);
-    if (u->stage == 3 && u->tp == 1) {
+    RS_TRY_GOTO(rs_universal_experts(u, t, &experts), fail);
+    if (u->stage == 3 && u->tp == 1 && !experts) {
         int64_t flat[1] = {elements_of(t)};
         RS_TRY_GOTO(rs_torch_make_tensor(&make, t->dtype, 1, flat, i, NULL), fail);
     } else {

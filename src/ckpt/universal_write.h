@@ -67,6 +67,9 @@ rs_status rs_universal_add_step(
 /* How `name` is cut; NULL: nothing says it. */
 rs_status rs_universal_rule(rs_universal *u, const char *name, const rs_rule **out) RS_MUST_CHECK;
 
+/* Whether dimension 0 of the tensor counts experts, which DeepSpeed's AutoEP deals to ranks. */
+rs_status rs_universal_experts(const rs_universal *u, const rs_logical *t, bool *yes) RS_MUST_CHECK;
+
 /* What a state's file says beside the tensor of how it is cut: pairs of a dict that is open; and
  * the shape in which it has the tensor (RS_MAX_DIMS of room). */
 rs_status rs_universal_cut(

@@ -189,6 +189,24 @@ def check_shared():
         assert done.returncode == 2 and "--target-rules" in done.stderr, done.stderr
 
 
+def check_experts():
+    """A stack of experts is marked as DeepSpeed's AutoEP wants it, under ZeRO-3 too, and stays so when it is converted on."""
+    with open("experts.json", "w", encoding="ascii") as file:
+        json.dump({"rules": [{"match": "heads", "experts": True}]}, file)
+    marked = {"is_expert_param": True, "ep_num_experts": 36, "cat_dim": 0, "param": (36, 12)}
+    states, model = convert("source", "experts1", "--rules", "experts.json")
+    assert states["heads"] == marked and states["row"] == {"param": (12, 24), "cat_dim": 0}, states
+    assert model["universal_checkpoint_info"]["expert_parameter_patterns"] == ["^heads$"], model
+    assert convert("experts1", "experts2", "--layout", "dp=3")[0]["heads"] == marked
+    done = run("convert", "experts1", "experts3", "--to", "deepspeed-universal", "--layout", "dp=3,zero=3")
+    assert done.returncode == 0, done.stderr
+    zero = os.path.join("experts3", open("experts3/latest_universal").read(), "zero")
+    assert read(zero, "heads", "exp_avg.pt") == marked and read(zero, "row", "fp32.pt") == (288,)
+    for made in ("experts1", "experts2", "experts3"):
+        equal = run("verify", made, "source", "--roles", "master,exp_avg,exp_avg_sq")
+        assert equal.returncode == 0 and "equal: 24 tensors" in equal.stdout, equal.stdout + equal.stderr
+
+
 def main():
     write_source()
     tensors = json.loads(run("inspect", "source", "--json").stdout)["tensors"]
@@ -227,6 +245,7 @@ def main():
         equal = run("verify", "again" + version, "long2", "--roles", "master")
         assert equal.returncode == 0 and "equal: 8 tensors" in equal.stdout, equal.stdout + equal.stderr
     check_shared()
+    check_experts()
     # A rule for a dimension that a tensor does not have, and a shape of another number of elements.
     norm = {"rules": [{"match": "norm", "split": 1}, {"match": "embed", "replicated": True}], "otherwise": {"split": 0}}
     heads = {"patterns": ["heads"], "shape": [5, [12], 12], "partition_dim": 1}

@@ -42,8 +42,14 @@ static void test_own_rules(void **state)
             "{\"match\":\"embed\",\"split\":0,\"vocabulary\":61},{\"match\":\"h\",\"tied\":\"e\"},"
             "{\"match\":\"v\",\"vocabulary\":7},{\"match\":\"few\",\"split\":0,"
             "\"parts\":[8,2,2],\"groups\":2,\"shared\":[1,2]},"
-            "{\"match\":\"s\",\"replicated\":true,\"equal\":true}],\"otherwise\":{\"split\":2}}"),
+            "{\"match\":\"s\",\"replicated\":true,\"equal\":true},"
+            "{\"match\":\"w[123]\",\"experts\":true}],\"otherwise\":{\"split\":2}}"),
         RS_OK);
+    bool experts;
+    assert_int_equal(rs_rules_experts(&rules, "w1.weight", &experts), RS_OK);
+    assert_true(experts);
+    assert_int_equal(rs_rules_experts(&rules, "few", &experts), RS_OK);
+    assert_true(!experts);
     assert_int_equal(find(&rules, "few")->groups, 2);
     assert_true(!find(&rules, "few")->shared[0] && find(&rules, "few")->shared[2]);
     assert_true(find(&rules, "few")->equal && find(&rules, "s")->equal);
@@ -129,6 +135,7 @@ static void test_refused(void **state)
         {"{\"rules\":[{\"match\":\"a\",\"split\":0,\"equal\":true}]}", "what is \"replicated\""},
         {"{\"rules\":[{\"match\":\"a\",\"vocabulary\":0}]}", "true number of rows"},
         {"{\"otherwise\":{\"tied\":\"x\"}}", "\"tied\" needs \"match\""},
+        {"{\"otherwise\":{\"experts\":true}}", "\"experts\" needs \"match\""},
         {"{\"universal_checkpoint_info\":{\"tp_replicated_parameter_patterns\":[1]}}",
             "\"tp_replicated_parameter_patterns\" is not understood"},
         {"{\"universal_checkpoint_info\":{\"autotp_unsupported_parameter_patterns\":"
