@@ -35,11 +35,27 @@ holds 'j["layout"] == "tp=2" and [s["to"] for s in j["switches"]] ==
     ["pp=2", "tp=2", "dp=2,zero=1", "pp=2", "tp=2"]' \
     status "$job_name" --json
 
+# Who follows the job hears of its end.
+expect 0 '^ *[0-9.:-]+.* switch ' events "$job_name" --kind switch
+timeout 60 "$reshard" status "$job_name" --watch >watched 2>&1 &
+watcher=$!
+timeout 60 "$reshard" events "$job_name" --kind switch --follow --json >followed 2>&1 &
+follower=$!
+until_true 20 test -s watched -a -s followed
+expect 0 '^switched .* tp=2 -> dp=2' switch "$job_name" dp=2
+
 expect 0 'the job has stopped' stop "$job_name"
 wait $job
 verdict "reshard train ends with 0 when asked to stop" $? "$(tail -5 train.log)"
 grep -qE '^stopped after step [0-9]+' train.log
 verdict "it says where it stopped" $? "$(tail -5 train.log)"
 expect 0 "$job_name on .*: stopped" status "$job_name"
+wait $watcher && grep -q ': training' watched && grep -q ': stopped' watched
+verdict "status --watch shows it to its end" $? "$(tail -5 watched)"
+wait $follower && check "events --follow lists switches alone, and the last" python3 -c "
+import json
+found = [(e['event'], e['to']) for e in map(json.loads, open('followed'))]
+assert found == [('switch', to) for to in ('pp=2', 'tp=2', 'dp=2,zero=1', 'pp=2', 'tp=2', 'dp=2')], found"
+verdict "events --follow ends with the job" $?
 check_clean "$job_name"
 finish
