@@ -103,6 +103,12 @@ for delay in 0.3 0.45 0.6 0.8; do
     check "nothing unfinished is left" bash -c "! ls svkill/checkpoints | grep tmp"
 done
 
+# By the clock: while it trains where the time is short, never where it is long.
+clock=(train "${small[@]}" --layout dp=1 --save-on-exit off)
+expect 0 '^saved step [1-5]: svclock' "${clock[@]}" --steps 6 --job svclock --save-every-minutes 0.0001
+expect 0 'finished: 3 steps' "${clock[@]}" --steps 3 --job svlong --save-every-minutes 60
+check "nothing is saved before its time" test ! -e svlong/checkpoints/latest
+
 # Weights of another checkpoint, under another layout.
 expect 0 'finished: 2 steps' train "${small[@]}" --steps 2 --layout pp=2 --job svinit --save-on-exit off \
     --init start
