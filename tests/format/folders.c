@@ -17,21 +17,9 @@
 #include "reshard/convert.h"
 #include "synthetic.h"
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        if ((call) != RS_OK)                                                                       \
-            fail_msg("%s", rs_error_message());                                                    \
-    } while (0)
-
 #define TAG "global_step7"
 
 static char near_root[600], far_root[600], near_tag[700], far_tag[700], reference[600];
-
-static void expect_message(const char *why)
-{
-    if (strstr(rs_error_message(), why) == NULL)
-        fail_msg("\"%s\" does not say \"%s\"", rs_error_message(), why);
-}
 
 static void convert(const char *from, const char *to, rs_convert_options how)
 {

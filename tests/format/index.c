@@ -95,12 +95,6 @@ static void note(void *context, const char *text)
         t->matched[i] += strstr(text, repairable[i]) != NULL && strstr(text, INDEX) != NULL;
 }
 
-static void expect_message(const char *why)
-{
-    if (strstr(rs_error_message(), why) == NULL)
-        fail_msg("\"%s\" does not say \"%s\"", rs_error_message(), why);
-}
-
 static rs_status rebuild(bool force, bool dry_run, told *t, rs_index_report *report)
 {
     *t = (told){0};
