@@ -118,7 +118,8 @@ expect 0 '^switched .* -> dp=3,zero=3' switch "$mirror" dp=3,zero=3
 generations='[1-9][0-9][0-9][0-9][0-9]*' lose_node "$mirror" 2
 goes_on "$mirror" 'another one lost after changes' 5 # the ferry of scale was a job with a number of its own
 expect 0 '^switched .* -> pp=3' switch "$mirror" pp=3
-grep -q 'redundancy 1 mirrors what ZeRO divides over nodes; under pp=3 up to .* of a rank are on its node alone' "$mirror.log"
+until_true 10 grep -q \
+    'redundancy 1 mirrors what ZeRO divides over nodes; under pp=3 up to .* of a rank are on its node alone' "$mirror.log"
 verdict "it says what is not mirrored" $? "$(tail -5 "$mirror.log")"
 [ "$(grep -c 'all that they held is in others too' "$mirror.log")" -eq 2 ]
 verdict "two nodes, two lines" $? "$(grep '^reshard' "$mirror.log")"
