@@ -669,6 +669,42 @@ static void test_for_a_layout_refusals(void **state)
     rs_space_destroy(space);
 }
 
+/* What other formats say twice is passed over only where it is the same: not a master that is not
+ * its param, nor the step of a tensor that is not the checkpoint's. */
+static void test_said_twice(void **state)
+{
+    (void)state;
+    static const char *const roles[] = {"master", "step"};
+    static const char *const wanted[] = {"\"w\": the job has its param alone, of float32, and the "
+                                         "checkpoint a master that is another: "
+                                         "at [0] master has",
+        "has step of \"w\", which the job does not"};
+    rs_layout layout = layout_of("dp=1");
+    rs_tensor w = {.name = "w", .ndim = 1, .shape = {1}};
+    for (int i = 0; i < 2; i++) {
+        rs_space *both, *job;
+        rs_native *native;
+        rs_role role = {.name = "param", .dtype = RS_DTYPE_F32, .role_class = RS_ROLE_MODEL};
+        OK(rs_space_create(&both));
+        OK(rs_space_create(&job));
+        OK(rs_space_add_role(both, &role, NULL));
+        OK(rs_space_add_role(job, &role, NULL));
+        role = (rs_role){roles[i], i == 0 ? RS_DTYPE_F32 : RS_DTYPE_I64, RS_ROLE_OPTIMIZER};
+        OK(rs_space_add_role(both, &role, NULL));
+        OK(rs_space_add_tensor(both, &w, NULL));
+        OK(rs_space_add_tensor(job, &w, NULL));
+        OK(save_all(both, &layout, i + 1, 1));
+        OK(rs_native_open_step(folder, i + 1, &native));
+        OK(rs_native_fits(native, both));
+        assert_int_equal(rs_native_fits(native, job), RS_ERR_MISMATCH);
+        if (strstr(rs_error_message(), wanted[i]) == NULL)
+            fail_msg("\"%s\" does not say \"%s\"", rs_error_message(), wanted[i]);
+        rs_native_close(native);
+        rs_space_destroy(both);
+        rs_space_destroy(job);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest all[] = {
@@ -682,6 +718,7 @@ int main(void)
         cmocka_unit_test_setup(test_latest, next_folder),
         cmocka_unit_test_setup(test_damage, next_folder),
         cmocka_unit_test_setup(test_does_not_fit, next_folder),
+        cmocka_unit_test_setup(test_said_twice, next_folder),
         cmocka_unit_test_setup(test_for_a_layout, next_folder),
         cmocka_unit_test_setup(test_shared_keys, next_folder),
         cmocka_unit_test_setup(test_for_a_layout_refusals, next_folder),
