@@ -112,10 +112,22 @@ static rs_status copy_path(const char *path, char **out)
     return RS_OK;
 }
 
-/* Takes the folders over, and how all together are called. */
-static rs_status take_folders(rs_place *place, const char *const *paths, size_t count)
+/* How all folders together are called. */
+static rs_status name_folders(rs_place *place)
 {
     rs_text title = {0};
+    for (size_t i = 0; i < place->folder_count; i++)
+        rs_text_append(&title, "%s%s",
+            i == 0                         ? ""
+            : i + 1 == place->folder_count ? " and "
+                                           : ", ",
+            place->folders[i]);
+    return rs_text_take(&title, &place->title);
+}
+
+/* Takes the folders over. */
+static rs_status take_folders(rs_place *place, const char *const *paths, size_t count)
+{
     place->folder = true;
     place->folders = rs_calloc(count, sizeof *place->folders);
     if (place->folders == NULL)
@@ -126,13 +138,8 @@ static rs_status take_folders(rs_place *place, const char *const *paths, size_t 
                 "%s: is no folder; several can only be taken together as folders", paths[i]);
         RS_TRY(copy_path(paths[i], &place->folders[i]));
         place->folder_count++;
-        rs_text_append(&title, "%s%s",
-            i == 0           ? ""
-            : i + 1 == count ? " and "
-                             : ", ",
-            place->folders[i]);
     }
-    RS_TRY(rs_text_take(&title, &place->title));
+    RS_TRY(name_folders(place));
     return copy_path(place->folders[0], &place->path);
 }
 
