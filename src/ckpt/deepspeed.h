@@ -121,6 +121,10 @@ typedef struct rs_ds_reader {
     } shared;
 } rs_ds_reader;
 
+/* Extras: what single ranks' files have otherwise than the first one's: {"rank_3": {key: value}}.
+ */
+#define RS_DS_OF_RANKS "of_ranks"
+
 /* The files of the folder by name. */
 rs_status rs_ds_scan(rs_ds_reader *reader) RS_MUST_CHECK;
 

@@ -145,6 +145,22 @@ static rs_status check_state(rs_ds_reader *reader)
     return RS_OK;
 }
 
+/* Told, because who goes on with other ranks has to know that they have no owner there. */
+static rs_status tell_of_ranks(rs_ds_reader *reader)
+{
+    json_t *all = json_object_get(reader->catalog->extras, RS_DS_OF_RANKS);
+    void *first = json_object_iter(all);
+    if (first == NULL)
+        return RS_OK;
+    void *key = json_object_iter(json_object_iter_value(first));
+    return rs_catalog_warn(reader->catalog,
+        "%zu rank%s beside the first ha%s values of %s own, which are kept as \"%s\" of the extras "
+        "and mean nothing to other ranks: \"%s\" of %s",
+        json_object_size(all), json_object_size(all) == 1 ? "" : "s",
+        json_object_size(all) == 1 ? "s" : "ve", json_object_size(all) == 1 ? "its" : "their",
+        RS_DS_OF_RANKS, json_object_iter_key(key), json_object_iter_key(first));
+}
+
 static rs_status finish_extras(rs_ds_reader *reader)
 {
     double step = reader->step;
@@ -164,6 +180,7 @@ static rs_status finish_extras(rs_ds_reader *reader)
     RS_TRY(rs_ds_name_groups(reader));
     if (reader->bf16_optimizer)
         RS_TRY(rs_catalog_extra(reader->catalog, "optimizer", json_string("BF16_Optimizer")));
+    RS_TRY(tell_of_ranks(reader));
     if (reader->left <= 0)
         RS_TRY(rs_catalog_warn(reader->catalog,
             "more than %d values beside the tensors; the extras are cut", RS_VALUE_JSON_MOST));

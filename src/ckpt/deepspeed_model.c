@@ -327,14 +327,39 @@ static rs_status read_frozen(model_file *f)
     return RS_OK;
 }
 
-static rs_status keep_extra(model_file *f, const char *key, const rs_value *value)
+/* What one rank's file has and the first one's has not, or has otherwise (G04). */
+static rs_status keep_own(rs_ds_reader *reader, const char *rank, const char *key, json_t *json)
 {
-    json_t *json = rs_value_json(value, &f->reader->left);
-    if (json_is_object(json) && json_object_size(json) == 0 && value->count > 0) {
-        json_decref(json); /* nothing but tensors */
+    json_t *all = json_object_get(reader->catalog->extras, RS_DS_OF_RANKS);
+    if (all == NULL &&
+        json_object_set_new(reader->catalog->extras, RS_DS_OF_RANKS, all = json_object()) != 0)
+        all = NULL;
+    json_t *own = json_object_get(all, rank);
+    if (own == NULL && json_object_set_new(all, rank, own = json_object()) != 0)
+        own = NULL;
+    if (json_object_set_new(own, key, json) != 0)
+        return rs_error_set(RS_ERR_NO_MEMORY, "cannot keep \"%s\" of %s", key, rank);
+    return RS_OK;
+}
+
+/* `rank` is "" for the first file, whose values stand for all that are equal to them. */
+static rs_status keep_extra(model_file *f, const char *rank, const char *key, const rs_value *value)
+{
+    rs_ds_reader *reader = f->reader;
+    int64_t left = reader->left;
+    json_t *json = rs_value_json(value, &reader->left);
+    bool is_empty = json_is_object(json) && json_object_size(json) == 0 && value->count > 0;
+    if (is_empty) { /* nothing but tensors */
+        json_decref(json);
         return RS_OK;
     }
-    return rs_catalog_extra(f->reader->catalog, key, json);
+    if (rank[0] == '\0')
+        return rs_catalog_extra(reader->catalog, key, json);
+    if (!json_equal(json, json_object_get(reader->catalog->extras, key)))
+        return keep_own(reader, rank, key, json);
+    reader->left = left;
+    json_decref(json);
+    return RS_OK;
 }
 
 /* The client's own state and DeepSpeed's numbers: JSON, and tensors as entries of role "extra". */
@@ -342,19 +367,18 @@ static rs_status read_extras(model_file *f)
 {
     bool first = f->mp == 0 && f->dp <= 0;
     rs_ds_reader *reader = f->reader;
+    char prefix[64] = "";
+    if (!first && f->dp > 0)
+        snprintf(prefix, sizeof prefix, "rank_%d", f->dp);
+    else if (!first)
+        snprintf(prefix, sizeof prefix, "mp_rank_%d", f->mp);
     for (uint32_t i = 0; i < f->root->count; i++) {
         const rs_value *key = f->root->as.dict->pairs[2 * (size_t)i];
         rs_value *value = f->root->as.dict->pairs[2 * (size_t)i + 1];
         const char *text = rs_value_string(key);
         if (text == NULL || is_own(text))
             continue;
-        if (first)
-            RS_TRY(keep_extra(f, text, value));
-        char prefix[64] = "";
-        if (!first && f->dp > 0)
-            snprintf(prefix, sizeof prefix, "rank_%d", f->dp);
-        else if (!first)
-            snprintf(prefix, sizeof prefix, "mp_rank_%d", f->mp);
+        RS_TRY(keep_extra(f, prefix, text, value));
         RS_TRY(rs_torch_enter_value(reader->catalog, &f->torch, prefix, text, value, "extra"));
     }
     if (!first)

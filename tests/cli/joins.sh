@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A world of which a rank stands still before it says a word: given up after two minutes, and nothing is left.
+# A world of which a rank stands still before it says a word: given up after two minutes, and nothing is left (L10).
 set -u
 . "$(dirname "$0")/lib.sh"
 name=clijoins$$

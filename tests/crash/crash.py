@@ -3,14 +3,17 @@
 
 After every kill the job is resumed until it has ended. Then: the losses of all steps are those of an undisturbed
 run, digit for digit; its last state is equal to the bit; metrics.jsonl has every step exactly once; nothing is
-left in shared memory, and no process. `phases` kills at each named instant of a step, of a switch, of a save and
-of the recovery itself; `nodes` kills all processes of a job and takes away the shared memory of one of the nodes
-that it was told to suppose, `mirrors` where redundancy keeps what was there alone; `random` kills a rank, the launcher or the supervisor at a random moment.
+left in shared memory, and no process, also where a rank dies in a tensor-parallel group while others wait in a
+data-parallel one (L07). `phases` kills at each named instant of a step, of a switch, of a save and of the recovery
+itself; `nodes` kills all processes of a job and takes away the shared memory of one of the nodes that it was told
+to suppose, `mirrors` where redundancy keeps what was there alone; `random` kills a rank, the launcher or the
+supervisor at a random moment.
 """
 import glob
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -193,6 +196,10 @@ class Crash(Jobs):
                       f"the checkpoint was to serve: {found}\n{out[-3000:]}")
             else:
                 check(len(ranks) in served and not found[1], f"replicas were to serve: {found}\n{out[-3000:]}")
+            if kind == "replicas" and not again:  # L11: the one state that is lost is sent, once
+                whole = re.search(r", ([\d.]+ \w+) of state", out).group(1)
+                copied = re.findall(r"\(([\d.]+ \w+) copied\)", out)
+                check(copied == [whole], f"{copied} copied, the lost rank has {whole}")
             self.check_end(folder, kind, out)
         except Failed as error:
             raise Failed(f"{kind}, killed at {crash}, {again}, the arenas of ranks {ranks} lost: {error}") from None

@@ -307,6 +307,36 @@ static int64_t number(const json_t *extras, const char *object, const char *key)
     return json_is_integer(value) ? json_integer_value(value) : -1;
 }
 
+/* G04: what each rank keeps for itself is neither lost nor taken for what all have: it is told with
+ * how many there are, and carried. */
+static void test_g04(void **state)
+{
+    (void)state;
+    syn_run run = syn_usual(1, 4, 3);
+    rs_convert_options how = {.to = "deepspeed-universal", .layout = "dp=2,zero=1"};
+    run.loaders = true;
+    syn_add(&run, "w", SYN_ROWS, 0, 2, 6, 4);
+    syn_write(&run, folder);
+    rs_checkpoint *source = opened(folder), *written;
+    assert_true(has_warning(source, "3 ranks beside the first have values of their own"));
+    assert_true(has_warning(source, "\"loader\" of rank_1"));
+    OK(rs_convert(source, target, &how, NULL));
+    written = opened(target);
+    json_t *extras = extras_of(written);
+    const json_t *others = json_object_get(extras, "of_ranks");
+    assert_int_equal(number(extras, "loader", "rank"), 0);
+    assert_int_equal(json_object_size(others), 3);
+    assert_int_equal(number(json_object_get(others, "rank_2"), "loader", "rank"), 2);
+    assert_int_equal(number(json_object_get(others, "rank_3"), "loader", "offset_in_shard"), 5);
+    /* What is the same on all ranks stands once. */
+    assert_int_equal(json_object_size(json_object_get(others, "rank_2")), 1);
+    json_decref(extras);
+    rs_checkpoint_close(written);
+    remove_target();
+    rs_checkpoint_close(source);
+    syn_remove(folder);
+}
+
 /* F03: the arguments that the client kept tell the layout that was; what is written tells the one
  * that it is for, and the batch and the iteration as they were. Nothing is checked against the old
  * world. */
@@ -361,6 +391,7 @@ int main(void)
         cmocka_unit_test(test_renamed),
         cmocka_unit_test(test_fixtures),
         cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_g04),
         cmocka_unit_test(test_f03),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

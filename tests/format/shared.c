@@ -199,6 +199,36 @@ static void test_equal(void **state)
     }
 }
 
+/* G03: a vector of two on each of two ranks, and no word of how it was cut: refused. Said to be the
+ * same, a conflict; said to be cut, one of four. */
+static void test_g03(void **state)
+{
+    (void)state;
+    static const char same[] = "{\"rules\":[{\"match\":\"w\",\"replicated\":true,\"equal\":true}]}";
+    static const char cut[] = "{\"rules\":[{\"match\":\"w\",\"split\":0}]}";
+    char rules[256];
+    syn_run run = syn_usual(2, 1, 1);
+    syn_add(&run, "w", SYN_ROWS, 0, 1, 4, 0);
+    run.no_info = true;
+    syn_write(&run, folder);
+    assert_refused(folder, NULL);
+    expect_message("\"w\"");
+    snprintf(rules, sizeof rules, "%s", scratch_file("same.json", same, sizeof same - 1));
+    refused(rules, "of \"w\": its copies must be equal, and are not: at [0]");
+    snprintf(rules, sizeof rules, "%s", scratch_file("cut.json", cut, sizeof cut - 1));
+    rs_checkpoint *checkpoint = opened_by(folder, rules);
+    int64_t index = rs_checkpoint_find(checkpoint, "w", "param"), shape = 4;
+    float values[4];
+    assert_true(index >= 0);
+    assert_int_equal(rs_checkpoint_entry_at(checkpoint, (size_t)index)->shape[0], shape);
+    rs_box whole = rs_box_whole(1, &shape);
+    OK(rs_checkpoint_read(checkpoint, (size_t)index, &whole, values, sizeof values));
+    for (int64_t i = 0; i < 4; i++)
+        assert_true(values[i] == syn_value(0, 0, i));
+    rs_checkpoint_close(checkpoint);
+    syn_remove(folder);
+}
+
 typedef struct side {
     const char *rules, *layout;
     const int64_t *rows;
@@ -525,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_differing),
         cmocka_unit_test(test_equal),
+        cmocka_unit_test(test_g03),
         cmocka_unit_test(test_both_ways),
         cmocka_unit_test(test_apart),
         cmocka_unit_test(test_any_heads),

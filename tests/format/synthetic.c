@@ -312,6 +312,14 @@ static void write_model(const syn_run *run, const char *folder, int t, int rank)
         write_info(&b, run);
     if (run->args)
         write_args(&b);
+    if (run->loaders) {
+        build_dict_of(&b, "loader");
+        build_text(&b, "rank");
+        build_int(&b, rank);
+        build_text(&b, "offset_in_shard");
+        build_int(&b, 5);
+        build_dict_end(&b);
+    }
     build_dict_end(&b);
     if (run->stage == 3)
         snprintf(

@@ -65,6 +65,7 @@ typedef struct syn_run {
     bool shift_weight;  /* element 0 of params[0]'s weight is not its master rounded */
     const char *alias;  /* of params[0], in shared_params; NULL */
     int later;          /* steps that each further group is ahead of the one before */
+    bool loaders;       /* the client keeps each rank's place in its data */
     bool args; /* the client keeps Megatron's arguments, of another layout than the run's */
 } syn_run;
 
