@@ -151,17 +151,6 @@ int rs_layout_expert_rank(const rs_layout *layout, rs_coords coords)
     return join_rank(layout, coords.pp, from_digits(layout, RS_EXPERTS, digits));
 }
 
-rs_grid rs_layout_grid(const rs_layout *layout, int mesh)
-{
-    if (mesh == RS_DENSE)
-        return (rs_grid){.slices = layout->tp,
-            .spread = layout->cp * layout->dp,
-            .group = rs_layout_shard_group(layout, false)};
-    return (rs_grid){.slices = rs_layout_etp(layout) * layout->ep,
-        .spread = rs_layout_edp(layout),
-        .group = rs_layout_shard_group(layout, true)};
-}
-
 /* Whether cp is faster than dp. */
 static bool cp_first(const rs_layout *layout)
 {
@@ -182,19 +171,50 @@ rs_place rs_layout_place(const rs_layout *layout, int mesh, int rank)
         .member = cp_first(layout) ? at.cp + at.dp * layout->cp : at.dp + at.cp * layout->dp};
 }
 
+/* The number of a slice's member among the ranks of its stage. */
+static int number_of(const rs_layout *layout, int mesh, int slice, int member)
+{
+    int digits[RS_MESH_AXES] = {0};
+    if (mesh == RS_EXPERTS) {
+        digits[RS_MESH_TP] = slice % rs_layout_etp(layout);
+        digits[RS_MESH_EP] = slice / rs_layout_etp(layout);
+        digits[RS_MESH_DP] = member;
+    } else {
+        digits[RS_MESH_TP] = slice;
+        digits[RS_MESH_CP] = cp_first(layout) ? member % layout->cp : member / layout->dp;
+        digits[RS_MESH_DP] = cp_first(layout) ? member / layout->cp : member % layout->dp;
+    }
+    return from_digits(layout, mesh, digits);
+}
+
 int rs_layout_place_rank(const rs_layout *layout, int mesh, rs_place place)
 {
-    rs_coords at = {.pp = place.stage};
-    if (mesh == RS_EXPERTS) {
-        at.etp = place.slice % rs_layout_etp(layout);
-        at.ep = place.slice / rs_layout_etp(layout);
-        at.edp = place.member;
-        return rs_layout_expert_rank(layout, at);
+    return join_rank(layout, place.stage, number_of(layout, mesh, place.slice, place.member));
+}
+
+int rs_layout_slice_number(const rs_layout *layout, int mesh, int slice)
+{
+    return number_of(layout, mesh, slice, 0);
+}
+
+rs_grid rs_layout_grid(const rs_layout *layout, int mesh)
+{
+    rs_grid grid = {.stages = layout->pp, .below = stage_step(layout)};
+    grid.group = rs_layout_shard_group(layout, mesh == RS_EXPERTS);
+    if (mesh == RS_DENSE) {
+        grid.slices = layout->tp;
+        grid.spread = layout->cp * layout->dp;
+        grid.inner = cp_first(layout) ? layout->cp : layout->dp;
+    } else {
+        grid.slices = rs_layout_etp(layout) * layout->ep;
+        grid.spread = rs_layout_edp(layout);
+        grid.inner = grid.spread;
     }
-    at.tp = place.slice;
-    at.cp = cp_first(layout) ? place.member % layout->cp : place.member / layout->dp;
-    at.dp = cp_first(layout) ? place.member / layout->cp : place.member % layout->dp;
-    return rs_layout_rank(layout, at);
+    if (grid.inner > 1)
+        grid.step = number_of(layout, mesh, 0, 1);
+    if (grid.spread > grid.inner)
+        grid.leap = number_of(layout, mesh, 0, grid.inner);
+    return grid;
 }
 
 int rs_layout_shard_member(const rs_layout *layout, bool experts, int rank)

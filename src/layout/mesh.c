@@ -367,6 +367,7 @@ typedef struct search {
     int mesh;
     int stage;
     int slice;
+    int first; /* the number of its member 0 */
     int group; /* 1 where the role is not cut */
     rs_holding_list *out;
 } search;
@@ -374,10 +375,9 @@ typedef struct search {
 /* Adds `box` with those members that are number `number` of their group. */
 static rs_status add_members(const search *s, const rs_box *box, int number)
 {
-    for (int m = number; m < s->self->tables.grid[s->mesh].spread; m += s->group)
-        RS_TRY(rs_holding_add(s->out, box,
-            rs_layout_place_rank(&s->self->tables.layout, s->mesh,
-                (rs_place){.stage = s->stage, .slice = s->slice, .member = m})));
+    const rs_grid *grid = &s->self->tables.grid[s->mesh];
+    for (int m = number; m < grid->spread; m += s->group)
+        RS_TRY(rs_holding_add(s->out, box, rs_grid_rank(grid, s->stage, s->first, m)));
     return RS_OK;
 }
 
@@ -451,6 +451,7 @@ static rs_status locate_in_slice(search *s, int block, int tensor, int role, con
     if (!find_piece(s->self, role, s->stage, s->slice, block, tensor, &whole) ||
         !rs_box_intersect(&whole.box, box, &wanted))
         return RS_OK;
+    s->first = rs_layout_slice_number(&tables->layout, s->mesh, s->slice);
     s->group = rs_tables_is_cut(tables, s->mesh, role) ? tables->grid[s->mesh].group : 1;
     if (s->group == 1)
         return add_members(s, &whole.box, 0);

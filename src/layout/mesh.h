@@ -12,6 +12,14 @@ typedef struct rs_grid {
     int slices; /* different parts of the tensors: tp, or etp x ep (etp fastest) */
     int spread; /* ranks that have the same slice: dp x cp, or edp */
     int group;  /* so many of them, neighbours, share what ZeRO cuts; it divides spread */
+    int stages; /* pipeline ranks */
+    int below;  /* ranks between two that differ by one in the stage */
+    /* The members of a slice are on up to two axes, `inner` of them on the faster one. Among the
+     * ranks of a stage member m has the number of member 0 + m % inner * step + m / inner * leap.
+     */
+    int inner;
+    int step;
+    int leap;
 } rs_grid;
 
 rs_grid rs_layout_grid(const rs_layout *layout, int mesh);
@@ -25,6 +33,15 @@ typedef struct rs_place {
 
 rs_place rs_layout_place(const rs_layout *layout, int mesh, int rank);
 int rs_layout_place_rank(const rs_layout *layout, int mesh, rs_place place);
+
+/* The number that member 0 of a slice has among the ranks of any stage; and the rank of member `m`
+ * of the slice whose first has the number `first`, for many members of one slice. */
+int rs_layout_slice_number(const rs_layout *layout, int mesh, int slice);
+static inline int rs_grid_rank(const rs_grid *grid, int stage, int first, int m)
+{
+    int number = first + m % grid->inner * grid->step + m / grid->inner * grid->leap;
+    return number % grid->below + (stage + number / grid->below * grid->stages) * grid->below;
+}
 
 /* Refuses sizes below 1, an unknown zero, an order that is no permutation, worlds above INT_MAX,
  * experts that do not fit the ranks of a stage, groups that do not divide them, a list of stages

@@ -415,6 +415,8 @@ static void test_many_ranks(void **state)
         {"deepseek-v3", "tp=2,pp=16,dp=512,ep=64,etp=1,zero=1"},
         {"deepseek-v3", "tp=4,cp=2,pp=8,dp=256,ep=512,zero=3,zero_cut=dim0,order=ep-tp-dp-cp-pp"},
         {"deepseek-v3", "pp=31,dp=528,ep=88,zero=3,zero_cut=param,shard=66"},
+        /* A stage's ranks lie apart by twos, and its experts are dealt by threes. */
+        {"mixtral-8x7b", "tp=2,pp=4,dp=27,ep=3,etp=1,zero=1,order=tp-pp-cp-ep-dp"},
     };
     rs_shard_list shards = {0};
     rs_holding_list found = {0};
