@@ -95,7 +95,7 @@ def theirs(folder, file, check):
         told = [rank.communicate()[0] for rank in ranks]
         if any(rank.returncode != 0 for rank in ranks):
             sys.exit(f"DCP failed: {action}")
-        out[action] = float(told[0])
+        out[action] = float(told[0].split()[-1])  # Gloo may have printed before
     return out
 
 
