@@ -217,17 +217,22 @@ static int print_json(const cli_command *command, const convert_args *args,
 /* What is wanted; -1: all of it is there. */
 static int check_wanted(const cli_command *command, const convert_args *args)
 {
-    if (args->rebuild && (args->target != NULL || args->to != NULL || args->also.count > 0))
+    if (args->rebuild && (args->target != NULL || args->to != NULL || args->also.count > 0 ||
+                             args->target_rules != NULL))
         return cli_error(command, CLI_USAGE,
-            "--rebuild-index: wanted with SRC alone, whose index is written: without DST, --to and "
-            "--also");
+            "--rebuild-index: wanted with SRC alone, whose index is written: without DST, --to, "
+            "--also and --target-rules");
     if (args->rebuild)
         return -1;
     if (args->target == NULL)
         return cli_error(command, CLI_USAGE,
             "DST is missing: the folder, or with --to torch the "
             "file, to write");
-    return args->to != NULL ? -1 : cli_error(command, CLI_USAGE, "--to F is missing: the format");
+    if (args->to == NULL)
+        return cli_error(command, CLI_USAGE, "--to F is missing: the format");
+    if (args->target_rules != NULL && strcmp(args->to, "deepspeed-universal") != 0)
+        return cli_error(command, CLI_USAGE, "--target-rules is for --to deepspeed-universal");
+    return -1;
 }
 
 static int print_rebuilt(
@@ -279,8 +284,6 @@ static int run(const cli_command *command, int argc, char **argv)
         code = check_wanted(command, &args);
     if (code >= 0)
         return code;
-    if (args.target_rules != NULL && strcmp(args.to, "deepspeed-universal") != 0)
-        return cli_error(command, CLI_USAGE, "--target-rules is for --to deepspeed-universal");
     double begun = cli_now();
     json_t *warnings = json_array();
     rs_convert_report report = {0};

@@ -59,6 +59,7 @@ cp $index good.json
 sed -i 's/"x": "model-00003/"x": "model-00001/; s/5760/5764/; /"b": /d' $index
 holds 'len(j["warnings"]) == 5' inspect shards --json
 refuse 1 'index.json: is there already .*--force' convert shards --rebuild-index
+refuse 2 'rebuild-index: wanted with SRC alone' convert shards --rebuild-index --target-rules good.json
 expect 0 'puts "x" into "model-00001-of-00003.safetensors", it is in "model-00003-of-00003.safetensors"' \
     convert shards --rebuild-index --dry-run
 expect 0 'would write the index of shards' convert shards --rebuild-index --dry-run
