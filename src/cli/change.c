@@ -324,34 +324,29 @@ static void settle(supervisor *s)
     change_note_worlds(s);
 }
 
-/* Across which nodes the new world mirrors: its ranks' hosts. */
-static rs_status note_nodes(const supervisor *s, rs_record *record)
+/* Across which nodes the new world mirrors: its ranks' hosts. free() them. */
+static rs_status find_nodes(const supervisor *s, int **nodes, size_t *count)
 {
     const json_t *hosts = json_object_get(s->other->from, "hosts_now");
-    size_t count = s->options->redundancy > 0 ? json_array_size(hosts) : 0;
-    int *nodes = count > 0 ? rs_calloc(count, sizeof *nodes) : NULL;
-    if (count > 0 && nodes == NULL)
-        return rs_error_memory(count * sizeof *nodes);
-    for (size_t r = 0; r < count; r++)
-        nodes[r] = (int)json_integer_value(json_array_get(hosts, r));
-    free(record->nodes);
-    record->nodes = nodes;
-    record->node_count = count;
+    *count = s->options->redundancy > 0 ? json_array_size(hosts) : 0;
+    *nodes = *count > 0 ? rs_calloc(*count, sizeof **nodes) : NULL;
+    if (*count > 0 && *nodes == NULL)
+        return rs_error_memory(*count * sizeof **nodes);
+    for (size_t r = 0; r < *count; r++)
+        (*nodes)[r] = (int)json_integer_value(json_array_get(hosts, r));
     return RS_OK;
 }
 
-/* Names the new world's arenas in the record that there is. */
-static rs_status replace_record(const supervisor *s)
+/* Names the new world's arenas in the record. */
+static rs_status replace_record(const supervisor *s, const rs_record *former)
 {
-    rs_record record;
-    RS_TRY(rs_record_read(s->options->job, &record));
+    rs_record record = *former; /* what it points to is the former's, but for the nodes */
+    RS_TRY(find_nodes(s, &record.nodes, &record.node_count));
     rs_crash_point("change.record");
     record.generation = s->other->generation;
     memcpy(record.layout, s->other->layout, sizeof record.layout);
-    rs_status status = note_nodes(s, &record);
-    if (status == RS_OK)
-        status = rs_record_write(s->options->job, &record);
-    rs_record_fini(&record);
+    rs_status status = rs_record_write(s->options->job, &record);
+    free(record.nodes);
     return status;
 }
 
@@ -362,7 +357,7 @@ static void commit(supervisor *s)
     rs_record former;
     rs_status status = rs_record_read(s->options->job, &former);
     if (status == RS_OK) {
-        status = replace_record(s);
+        status = replace_record(s, &former);
         if (status != RS_OK) {
             give_up(s, rs_error_message());
             if (rs_record_write(s->options->job, &former) != RS_OK)
@@ -453,8 +448,8 @@ void change_cancel(supervisor *s, const char *why)
 static void take_held(supervisor *s, const json_t *word)
 {
     snprintf(s->active->layout, sizeof s->active->layout, "%s", cli_text_of(word, "layout"));
-    s->active->generation = (int)json_integer_value(json_object_get(word, "generation"));
-    s->active->scheduled = json_integer_value(json_object_get(word, "scheduled"));
+    s->active->generation = (int)cli_int_of(word, "generation");
+    s->active->scheduled = cli_int_of(word, "scheduled");
     change_event(s, RS_HANDOVER_HELD);
 }
 

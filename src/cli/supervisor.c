@@ -112,13 +112,12 @@ static void forget_stranger(supervisor *s, int i)
 }
 
 /* True if the next world begins from what is there. */
-static bool has_state(const supervisor *s, int host)
+static bool begins_from(const supervisor *s, int host)
 {
-    const fleet *f = s->fleet;
-    bool has = false;
-    for (int r = 0; s->survival.pending && r < f->near_count; r++)
-        has = has || f->near[r] == host;
-    return has;
+    for (int r = 0; s->survival.pending && r < s->fleet->near_count; r++)
+        if (s->fleet->near[r] == host)
+            return true;
+    return false;
 }
 
 /* A host can be reached again. What the job has there, if no world is on it nor begins from it, is
@@ -126,7 +125,7 @@ static bool has_state(const supervisor *s, int host)
 static void greet_host(supervisor *s, int host)
 {
     if (world_ranks_on(s->active, host) > 0 || world_ranks_on(s->other, host) > 0 ||
-        has_state(s, host))
+        begins_from(s, host))
         return;
     fleet_tell_one(&s->fleet->hosts[host], json_pack("{s:s,s:b}", "do", "sweep", "state", 1));
     fprintf(stderr, "reshard train: host %s can be reached again\n", s->fleet->hosts[host].name);
@@ -512,11 +511,14 @@ bool supervisor_death(const supervisor *s, char *text, size_t size, noise_death 
 /* What the deadline after a signal, or a second one, has cost. */
 static void tell_unsaved(const supervisor *s)
 {
-    int64_t saved = resume_newest(s->options), step = last_step(s);
-    if (s->forced && step > 0 && saved < 0)
+    int64_t step = last_step(s);
+    if (!s->forced || step <= 0)
+        return;
+    int64_t saved = resume_newest(s->options);
+    if (saved < 0)
         fprintf(stderr, "reshard train: ended by force after step %" PRId64 ", and never saved\n",
             step);
-    else if (s->forced && step > saved)
+    else if (step > saved)
         fprintf(stderr,
             "reshard train: ended by force after step %" PRId64 ", and saved at step %" PRId64
             " last: what came after is lost\n",
