@@ -6,6 +6,7 @@
  * Asked for by a request, by a signal to a host's ranks, or by the file of hosts, which is looked
  * at every other second. What the supervisor itself asks for is asked again until it is done.
  */
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -24,21 +25,21 @@
 static void leave(supervisor *s, int host)
 {
     fleet_host *h = &s->fleet->hosts[host];
-    double most = SWEEP_SHARE * s->launch->heartbeat;
     rs_status status = RS_OK;
-    if (!h->here)
+    if (!h->here) {
         status = fleet_call(h, json_pack("{s:s,s:b}", "do", "sweep", "state", 1),
-            most < SWEEP_SECONDS ? most : SWEEP_SECONDS, NULL);
-    if (status == RS_OK && !h->here)
-        fleet_dismiss(h);
+            fmin(SWEEP_SECONDS, SWEEP_SHARE * s->launch->heartbeat), NULL);
+        if (status == RS_OK)
+            fleet_dismiss(h);
+    }
     fleet_note(s->fleet);
     change_note_worlds(s);
     if (status == RS_OK)
         fprintf(stderr, "reshard train: nothing of the job is left on host %s%s\n", h->name,
             h->here ? " but this process" : "");
     else
-        fprintf(stderr, "reshard train: what the job has on %s is left until it answers: %s\n",
-            h->name, rs_error_message());
+        fprintf(stderr, "reshard train: what the job has on %s is left until %s: %s\n", h->name,
+            h->link == NULL ? "it answers" : "the job ends", rs_error_message());
 }
 
 /* Slots that would be left without a host; its own are as before. */
