@@ -4,7 +4,7 @@
 
 parts=()
 failures=0
-skips= # what was skipped, a line each
+skips=() # what was skipped, a line each
 
 # part NAME COMMAND...: runs a part, times it, and keeps its closing line and what it skipped for the summary.
 part() {
@@ -14,7 +14,7 @@ part() {
     log=$(mktemp)
     "$@" 2>&1 | tee "$log" || status=1
     closing=$(grep -E '^[0-9]+% tests passed|^check: ' "$log" | tail -1 || true)
-    skips+=$(sed -n "s|^skip: |$name: |p" "$log" | sed 's/$/\\n/' | tr -d '\n')
+    mapfile -t -O ${#skips[@]} skips < <(sed -n "s|^skip: |$name: |p" "$log")
     rm -f "$log"
     [ $status -eq 0 ] || failures=$((failures + 1))
     parts+=("$(printf '%-6s %-44s %4d s  %s' "$([ $status -eq 0 ] && echo ok || echo FAILED)" \
@@ -104,7 +104,7 @@ run_tests() {
 
     say "summary ($((SECONDS / 60)) min $((SECONDS % 60)) s)"
     printf '%s\n' "${parts[@]}"
-    [ -z "$skips" ] || printf 'skipped, whole or in part:\n%b' "$skips"
+    [ ${#skips[@]} -eq 0 ] || printf '%s\n' 'skipped, whole or in part:' "${skips[@]}"
     if [ $failures -gt 0 ]; then
         echo "$failures of ${#parts[@]} parts failed"
         return 1

@@ -7,9 +7,8 @@
  * step from which on it is armed (-1: before the first, too), which visit of it since then (1, the
  * default, is the first), and another signal's number: that of a crash of the process's own, or of
  * a stop; 0: it exits with 3. Several stand with commas between: the first of the process's rank
- * counts; -1 is the supervisor's, -2 that of a
- * host's helper. A point that has come adds a line with its name to the file that
- * RESHARD_CRASH_NOTE names.
+ * counts; -1 is the supervisor's, -2 that of a host's helper. A point that has come adds a line
+ * with its name to the file that RESHARD_CRASH_NOTE names.
  */
 #ifndef RS_BASE_CRASH_H
 #define RS_BASE_CRASH_H

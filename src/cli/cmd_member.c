@@ -34,66 +34,6 @@ static const cli_option options[] = {
     {.kind = CLI_END},
 };
 
-/* What a member does, between MPI_Init and MPI_Finalize; returns the exit code. */
-typedef int member_work(rs_train_options *o, const member_args *args, rs_member *member);
-
-static int join(
-    const cli_command *command, const member_args *args, rs_train_options *o, member_work *work)
-{
-    char board[RS_TRAIN_PATH];
-    rs_member *member = NULL;
-    launch_board(o, (int)args->world, board, sizeof board);
-    rs_status status =
-        rs_member_join(args->job, args->address, (int)args->world, board, MPI_COMM_WORLD, &member);
-    if (status != RS_OK)
-        return cli_fail(command, status, NULL);
-    int code = work(o, args, member);
-    rs_member_leave(member);
-    return code;
-}
-
-/* Whoever finds that its supervisor is gone leaves nothing. One that makes nothing then, too, is
- * safe from being ended in the middle by its launcher, because another rank has left. */
-static int take_part(
-    const cli_command *command, const member_args *args, rs_train_options *o, member_work *work)
-{
-    int provided;
-    rs_crash_begin(launch_own_rank());
-    rs_crash_point("begins");
-    launch_join(o, (int)args->world);
-    MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-    int code = join(command, args, o, work);
-    MPI_Finalize();
-    if (rs_link_is_deaf(args->address))
-        launch_abandon(o, (int)args->world);
-    return code;
-}
-
-static int run(const cli_command *command, int argc, char **argv, member_work *work)
-{
-    member_args args;
-    int code = cli_parse(command, argc, argv, &args, sizeof args);
-    if (code >= 0)
-        return code;
-    if (launch_own_rank() < 0)
-        return cli_error(command, CLI_USAGE,
-            "this is what `reshard train` starts through mpirun or srun; start that");
-    rs_train_options o;
-    rs_train_options_init(&o);
-    rs_status status = rs_train_options_load(&o, args.job);
-    if (status != RS_OK) {
-        code = cli_fail(command, status, NULL);
-    } else {
-        code = rs_link_is_deaf(args.address) ? cli_error(command, CLI_FAILURE,
-                                                   "the supervisor has gone before this rank began")
-                                             : take_part(command, &args, &o, work);
-    }
-    rs_train_options_fini(&o);
-    return code;
-}
-
-/* ---- worker ---- */
-
 /* The rank as part of its world: what the world is, its supervisor says. */
 static int train(rs_train_options *o, const member_args *args, rs_member *member)
 {
@@ -112,9 +52,63 @@ static int train(rs_train_options *o, const member_args *args, rs_member *member
     return code;
 }
 
-static int run_worker(const cli_command *command, int argc, char **argv)
+static int carry(rs_train_options *o, rs_member *member)
 {
-    return run(command, argc, argv, train);
+    return rs_ferry_work(o, member, MPI_COMM_WORLD) == RS_OK ? 0 : CLI_FAILURE;
+}
+
+/* What a member does, between MPI_Init and MPI_Finalize; returns the exit code. */
+static int join(const cli_command *command, const member_args *args, rs_train_options *o)
+{
+    char board[RS_TRAIN_PATH];
+    rs_member *member = NULL;
+    launch_board(o, (int)args->world, board, sizeof board);
+    rs_status status =
+        rs_member_join(args->job, args->address, (int)args->world, board, MPI_COMM_WORLD, &member);
+    if (status != RS_OK)
+        return cli_fail(command, status, NULL);
+    int code = command == &cmd_ferry ? carry(o, member) : train(o, args, member);
+    rs_member_leave(member);
+    return code;
+}
+
+/* Whoever finds that its supervisor is gone leaves nothing. One that makes nothing then, too, is
+ * safe from being ended in the middle by its launcher, because another rank has left. */
+static int take_part(const cli_command *command, const member_args *args, rs_train_options *o)
+{
+    int provided;
+    rs_crash_begin(launch_own_rank());
+    rs_crash_point("begins");
+    launch_join(o, (int)args->world);
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    int code = join(command, args, o);
+    MPI_Finalize();
+    if (rs_link_is_deaf(args->address))
+        launch_abandon(o, (int)args->world);
+    return code;
+}
+
+static int run(const cli_command *command, int argc, char **argv)
+{
+    member_args args;
+    int code = cli_parse(command, argc, argv, &args, sizeof args);
+    if (code >= 0)
+        return code;
+    if (launch_own_rank() < 0)
+        return cli_error(command, CLI_USAGE,
+            "this is what `reshard train` starts through mpirun or srun; start that");
+    rs_train_options o;
+    rs_train_options_init(&o);
+    rs_status status = rs_train_options_load(&o, args.job);
+    if (status != RS_OK) {
+        code = cli_fail(command, status, NULL);
+    } else {
+        code = rs_link_is_deaf(args.address) ? cli_error(command, CLI_FAILURE,
+                                                   "the supervisor has gone before this rank began")
+                                             : take_part(command, &args, &o);
+    }
+    rs_train_options_fini(&o);
+    return code;
 }
 
 const cli_command cmd_worker = {
@@ -123,22 +117,9 @@ const cli_command cmd_worker = {
     .text = "One rank of a training job. `reshard train` starts it.",
     .example = "  mpirun -n 4 reshard worker --job /tmp/job --world 1 --link unix:reshard-job",
     .options = options,
-    .run = run_worker,
+    .run = run,
     .hidden = true,
 };
-
-/* ---- ferry ---- */
-
-static int carry(rs_train_options *o, const member_args *args, rs_member *member)
-{
-    (void)args;
-    return rs_ferry_work(o, member, MPI_COMM_WORLD) == RS_OK ? 0 : CLI_FAILURE;
-}
-
-static int run_ferry(const cli_command *command, int argc, char **argv)
-{
-    return run(command, argc, argv, carry);
-}
 
 const cli_command cmd_ferry = {
     .name = "ferry",
@@ -146,6 +127,6 @@ const cli_command cmd_ferry = {
     .text = "One process of a ferry between hosts. `reshard train` starts it.",
     .example = "  mpirun -n 2 reshard ferry --job /tmp/job --world 3 --link unix:reshard-job",
     .options = options,
-    .run = run_ferry,
+    .run = run,
     .hidden = true,
 };

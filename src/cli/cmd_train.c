@@ -262,10 +262,14 @@ static rs_status check_heartbeat(double patience, bool hosts)
     int least = hosts ? LEAST_PATIENCE_HOSTS : LEAST_PATIENCE;
     if (patience >= least)
         return RS_OK;
+    if (!hosts)
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "--heartbeat-timeout: wanted at least %d, found %g: signs of life come once a second",
+            least, patience);
     return rs_error_set(RS_ERR_ARGUMENT,
-        "--heartbeat-timeout: wanted at least %d%s, found %g: signs of life come once a second%s",
-        least, hosts ? " over several hosts" : "", patience,
-        hosts ? ", and rank 0 ends its world when none was answered for 0.6 of the time" : "");
+        "--heartbeat-timeout: wanted at least %d over several hosts, found %g: signs of life come "
+        "once a second, and rank 0 ends its world when none was answered for %g of the time",
+        least, patience, LEASE_SHARE);
 }
 
 /* How the hosts of a job that goes on are reached, as it said when it began. */

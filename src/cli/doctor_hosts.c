@@ -103,10 +103,9 @@ static void take_answer(asking *a, const char *host, char *text)
     {
         const char *what = json_string_value(json_object_get(row, "what"));
         const char *have = json_string_value(json_object_get(row, "have"));
-        const char *advice = json_string_value(json_object_get(row, "advice"));
         if (what != NULL && have != NULL)
             add(a, host, what, json_is_true(json_object_get(row, "good")), have,
-                advice != NULL ? advice : "");
+                cli_text_of(row, "advice"));
     }
     json_decref(answer);
 }

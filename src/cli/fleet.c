@@ -401,12 +401,10 @@ rs_status fleet_open(fleet *f, const rs_train_options *options, bool strict)
 
 static rs_status read_reply(const fleet_host *host, const json_t *word)
 {
-    const char *message = json_string_value(json_object_get(word, "message"));
-    int status = (int)json_integer_value(json_object_get(word, "status"));
+    rs_status status = (rs_status)cli_int_of(word, "status");
     if (status == RS_OK)
         return RS_OK;
-    return rs_error_set(
-        (rs_status)status, "host %s: %s", host->name, message != NULL ? message : "");
+    return rs_error_set(status, "host %s: %s", host->name, cli_text_of(word, "message"));
 }
 
 rs_status fleet_call(fleet_host *host, json_t *word, double seconds, json_t **reply)

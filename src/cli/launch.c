@@ -27,8 +27,6 @@
 #include "reshard/elastic.h"
 #include "train/control.h"
 
-#define FENCE_SECONDS 10
-
 int launch_own_rank(void)
 {
     static const char *const names[] = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"};

@@ -10,6 +10,12 @@
 #include "cli/options.h"
 #include "train/train.h"
 
+/* For processes of a dead world to be gone. */
+#define FENCE_SECONDS 10
+
+/* Of the time after which a silent host is lost: its rank 0 has ended then. */
+#define LEASE_SHARE 0.6
+
 /* The rank that this process is by its launcher's word, -1 if it is none. */
 int launch_own_rank(void);
 

@@ -56,8 +56,7 @@ rs_status rescue_part_here(const char *job, const json_t *word, json_t *answer)
         .killed = (int)cli_int_of(word, "killed"),
         .lost = (int)cli_int_of(word, "lost"),
         .fence_seconds = json_number_value(json_object_get(word, "fence"))};
-    const char *layout = json_string_value(json_object_get(word, "layout"));
-    snprintf(whole.layout, sizeof whole.layout, "%s", layout != NULL ? layout : "");
+    snprintf(whole.layout, sizeof whole.layout, "%s", cli_text_of(word, "layout"));
     bool teller = json_is_true(json_object_get(word, "teller"));
     int unpublished = 0;
     RS_TRY(rs_train_recover_part(job, &whole, teller, &unpublished));
@@ -106,8 +105,8 @@ static rs_status add_look(rescue *r, int host, const json_t *answer)
     const json_t *row;
     RS_TRY(prepare(r, answer));
     r->found.killed += (int)cli_int_of(answer, "killed");
-    const char *reason = json_string_value(json_object_get(answer, "reason"));
-    if (reason != NULL && reason[0] != '\0')
+    const char *reason = cli_text_of(answer, "reason");
+    if (reason[0] != '\0')
         snprintf(r->survey.reason, sizeof r->survey.reason, "%s", reason);
     json_array_foreach(json_object_get(answer, "ranks"), i, row)
     {

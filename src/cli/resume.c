@@ -36,7 +36,6 @@ typedef struct row {
     size_t size;        /* of TEXT */
 } row;
 
-#define FENCE_SECONDS 10
 #define AT(member) offsetof(rs_train_options, member)
 
 static const row rows[] = {

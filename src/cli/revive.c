@@ -34,8 +34,6 @@
 #include "cli/supervisor.h"
 #include "elastic/scale.h"
 
-#define FENCE_SECONDS 10
-
 /* How the active world ended. */
 typedef struct death {
     char text[400];

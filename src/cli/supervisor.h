@@ -16,9 +16,6 @@
 #include "train/control.h"
 #include "train/member.h"
 
-/* Of the time after which a silent host is lost: its rank 0 has ended then. */
-#define LEASE_SHARE 0.6
-
 /* A change of worlds that somebody wants. */
 typedef struct wanted {
     bool pending; /* not yet begun */

@@ -376,12 +376,11 @@ bool rs_link_is_deaf(const char *address)
 {
     if (strncmp(address, "unix:", 5) != 0)
         return false;
-    errno = 0;
     int fd = connect_unix(address + 5, SOCK_NONBLOCK); /* many that wait are no refusal */
-    int error = errno;
-    if (fd >= 0)
-        close(fd);
-    return fd < 0 && error == ECONNREFUSED;
+    if (fd < 0)
+        return errno == ECONNREFUSED;
+    close(fd);
+    return false;
 }
 
 rs_status rs_link_connect(

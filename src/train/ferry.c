@@ -224,7 +224,6 @@ rs_status rs_ferry_work(const rs_train_options *options, rs_member *member, MPI_
     ferry f = {
         .options = options, .member = member, .world = rs_member_world_of(member), .comm = comm};
     MPI_Comm_rank(comm, &f.rank);
-    rs_crash_begin(f.rank);
     rs_crash_step(0);
     rs_status status = work(&f);
     if (status != RS_OK && f.rank == 0) {
