@@ -87,8 +87,7 @@ bool rs_hub_number(const char *name, int64_t *number, int64_t *of)
     return true;
 }
 
-/* Whether two shards are of one row: called alike but for the number. */
-static bool is_row(const char *a, const char *b)
+bool rs_hub_is_row(const char *a, const char *b)
 {
     const char *behind_a, *behind_b;
     const char *x = find_number(a, &behind_a), *y = find_number(b, &behind_b);
@@ -302,7 +301,8 @@ static rs_status finds_ghost(const rs_hub *hub, const char *file, bool *out)
 static rs_status enter_unnamed(rs_hub *hub, faults *f)
 {
     size_t named = hub->shards.count, missing = 0;
-    const char *name, *kind = strstr(hub->index, ".bin.index.") != NULL ? ".bin" : ".safetensors";
+    const char *name,
+        *kind = strstr(rs_path_base(hub->index), ".bin.index.") != NULL ? ".bin" : ".safetensors";
     json_t *shard;
     json_object_foreach(hub->map, name, shard) missing += !has(hub->catalog, name);
     for (size_t i = 0; i < hub->place->count; i++) {
@@ -311,7 +311,7 @@ static rs_status enter_unnamed(rs_hub *hub, faults *f)
         if (!rs_hub_is_shard(file) || is_entered(hub, file))
             continue;
         for (size_t k = 0; k < named; k++)
-            ours = ours || is_row(file, hub->shards.items[k].file);
+            ours = ours || rs_hub_is_row(file, hub->shards.items[k].file);
         if (!ours && missing > 0 && ends(file, kind))
             RS_TRY(finds_ghost(hub, file, &ours));
         if (ours)

@@ -50,6 +50,9 @@ bool rs_hub_is_shard(const char *name);
 /* The numbers in "<stem>-00002-of-00005.<suffix>"; false if it is called otherwise. */
 bool rs_hub_number(const char *name, int64_t *number, int64_t *of);
 
+/* Whether two shards are of one row: called alike but for the number. */
+bool rs_hub_is_row(const char *a, const char *b);
+
 /* The text of an index; free() it. `metadata`: an object whose other members it keeps, or NULL. */
 rs_status rs_hub_index_text(
     json_t *metadata, json_t *map, int64_t total_size, char **out) RS_MUST_CHECK;

@@ -18,6 +18,7 @@
 
 #define INDEX "model.safetensors.index.json"
 #define TORCH_INDEX "pytorch_model.bin.index.json"
+#define ROW_MOST 1000000
 
 rs_status rs_hub_index_text(json_t *metadata, json_t *map, int64_t total_size, char **out)
 {
@@ -33,34 +34,52 @@ rs_status rs_hub_index_text(json_t *metadata, json_t *map, int64_t total_size, c
     return *out != NULL ? RS_OK : rs_error_memory(1);
 }
 
-/* Of a row "-00001-of-00003" every number must be there. */
-static rs_status check_row(const rs_hub *hub)
+/* Of the row "-00001-of-00003" that `one` is of every number must be there. */
+static rs_status check_row(const rs_hub *hub, const char *one)
 {
-    int64_t number, of = 0;
+    int64_t number, of;
     rs_text gaps = {0};
-    for (size_t i = 0; i < hub->shards.count; i++) {
-        if (!rs_hub_number(hub->shards.items[i].file, &number, &of) || of < 1 || of > INT32_MAX)
-            return RS_OK; /* called otherwise: nothing says how many there are */
-    }
+    if (!rs_hub_number(one, &number, &of) || of < 1)
+        return RS_OK; /* called otherwise: nothing says how many there are */
+    if (of > ROW_MOST)
+        return rs_error_set(RS_ERR_BUDGET, "%s: \"%s\" is one of more than %d shards",
+            hub->place->title, one, ROW_MOST);
     bool *have = rs_calloc((size_t)of + 1, sizeof *have);
     if (have == NULL)
         return rs_error_memory((size_t)of + 1);
     have[0] = true; /* numbers count from 1 */
-    for (size_t i = 0; i < hub->shards.count; i++)
-        if (rs_hub_number(hub->shards.items[i].file, &number, &of) && number <= of)
+    for (size_t i = 0; i < hub->shards.count; i++) {
+        const char *file = hub->shards.items[i].file;
+        int64_t all;
+        if (rs_hub_is_row(file, one) && rs_hub_number(file, &number, &all) && number <= of)
             have[number] = true;
+    }
     rs_text_append_gaps(&gaps, have, (int)of + 1);
     free(have);
     rs_status status = gaps.status;
     if (status == RS_OK && gaps.length > 0)
         status = rs_error_set(RS_ERR_NOT_FOUND,
             "%s: of the %lld shards that \"%s\" is one of, these are missing: %s",
-            hub->place->title, (long long)of, hub->shards.items[0].file, gaps.data);
+            hub->place->title, (long long)of, one, gaps.data);
     rs_text_fini(&gaps);
     return status;
 }
 
-/* What the shards have: NAME -> file. */
+/* Of each row once. */
+static rs_status check_rows(const rs_hub *hub)
+{
+    for (size_t i = 0; i < hub->shards.count; i++) {
+        const char *one = hub->shards.items[i].file;
+        bool seen = false;
+        for (size_t k = 0; k < i && !seen; k++)
+            seen = rs_hub_is_row(hub->shards.items[k].file, one);
+        if (!seen)
+            RS_TRY(check_row(hub, one));
+    }
+    return RS_OK;
+}
+
+/* What the shards have: NAME -> file. Of second names those that the old index has. */
 static rs_status make_map(const rs_hub *hub, json_t *map, rs_index_report *report)
 {
     report->shards = (int)hub->shards.count;
@@ -68,11 +87,12 @@ static rs_status make_map(const rs_hub *hub, json_t *map, rs_index_report *repor
         const rs_hub_shard *shard = &hub->shards.items[s];
         for (size_t i = shard->first; i < shard->end; i++) {
             const rs_catalog_entry *entry = rs_catalog_get(hub->catalog, (int)i);
-            if (entry->how == RS_ENTRY_ALIAS)
+            bool second = entry->how == RS_ENTRY_ALIAS;
+            if (second && json_object_get(hub->map, entry->is.name) == NULL)
                 continue;
             if (json_object_set_new(map, entry->is.name, json_string(shard->file)) != 0)
                 return rs_error_memory(64);
-            report->total_size += rs_checkpoint_entry_bytes(&entry->is);
+            report->total_size += second ? 0 : rs_checkpoint_entry_bytes(&entry->is);
         }
     }
     report->tensors = (int64_t)json_object_size(map);
@@ -117,7 +137,7 @@ static rs_status rebuild(
         RS_TRY_GOTO(rs_error_set(RS_ERR_ARGUMENT, "%s: %s, which wants no index", hub->place->title,
                         hub->whole ? "the model is in one file" : "has no shards"),
             out);
-    RS_TRY_GOTO(check_row(hub), out);
+    RS_TRY_GOTO(check_rows(hub), out);
     RS_TRY_GOTO(make_map(hub, map, report), out);
     report->found = hub->index != NULL;
     report->faults = (int)hub->faults;

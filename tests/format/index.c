@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/fault.h"
+#include "build.h"
 #include "reshard/convert.h"
 
 #define INDEX "model.safetensors.index.json"
@@ -298,6 +299,64 @@ static void test_strangers(void **state)
     rs_checkpoint_close(checkpoint);
 }
 
+/* Of each row in the folder every number must be there. */
+static void test_rows(void **state)
+{
+    (void)state;
+    rs_index_report report;
+    told t;
+    make_shard("a-00900-of-01000.safetensors", "c");
+    assert_int_equal(rebuild(false, false, &t, &report), RS_ERR_NOT_FOUND);
+    expect_message("of the 1000 shards that \"a-00900-of-01000.safetensors\" is one of, these are "
+                   "missing: 1..899, 901..1000");
+    assert_int_not_equal(access(in_folder(folder, INDEX), F_OK), 0);
+    assert_int_equal(unlink(in_folder(folder, "a-00900-of-01000.safetensors")), 0);
+    make_shard("a-00001-of-99999999999.safetensors", "c");
+    assert_int_equal(rebuild(false, false, &t, &report), RS_ERR_BUDGET);
+    assert_int_equal(unlink(in_folder(folder, "a-00001-of-99999999999.safetensors")), 0);
+    make_shard("a-00001-of-00001.safetensors", "c");
+    assert_int_equal(rebuild(false, false, &t, &report), RS_OK);
+    assert_int_equal(report.shards, 3);
+}
+
+/* A second name of a tied tensor may stand in an index or not. */
+static void test_tied(void **state)
+{
+    (void)state;
+    static const char index[] = "pytorch_model.bin.index.json",
+                      shard[] = "pytorch_model-00001-of-00001.bin";
+    static const float values[2] = {1, 2};
+    rs_index_report report;
+    told t;
+    build b = {0};
+    unlink(in_folder(folder, FIRST));
+    unlink(in_folder(folder, SECOND));
+    size_t storage = build_add_storage(&b, values, sizeof values);
+    build_dict(&b);
+    for (int i = 0; i < 2; i++) {
+        build_text(&b, i == 0 ? "e" : "f");
+        build_view(&b, RS_DTYPE_F32, storage, 2, 0, 1, (int64_t[]){2}, (int64_t[]){1});
+    }
+    build_dict_end(&b);
+    build_write(&b, in_folder(folder, shard), NULL);
+    for (int i = 0; i < 3; i++) {
+        FILE *out = fopen(in_folder(folder, index), "w");
+        assert_non_null(out);
+        fprintf(out, "{\"metadata\":{\"total_size\":%d},\"weight_map\":{\"e\":\"%s\"",
+            i == 2 ? 9 : 8, shard);
+        if (i > 0)
+            fprintf(out, ",\"f\":\"%s\"", shard);
+        fputs("}}", out);
+        fclose(out);
+        assert_int_equal(rebuild(true, false, &t, &report), RS_OK);
+        assert_int_equal(report.wanted, i == 2);
+        assert_int_equal(report.total_size, 8);
+        assert_int_equal(report.tensors, i == 0 ? 1 : 2);
+    }
+    assert_int_equal(rebuild(false, false, &t, &report), RS_OK);
+    assert_false(report.wanted);
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s/hub", scratch_folder());
@@ -310,6 +369,8 @@ int main(void)
         TEST(test_forgotten),
         TEST(test_refused),
         TEST(test_strangers),
+        TEST(test_rows),
+        TEST(test_tied),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
