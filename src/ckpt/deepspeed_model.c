@@ -476,6 +476,13 @@ rs_status rs_ds_check_grid(
     return RS_OK;
 }
 
+/* Whether the file stands for a model-parallel rank. */
+static bool is_of_model_rank(const rs_ds_file *file)
+{
+    return file->kind == RS_DS_MODEL || (file->kind == RS_DS_MODEL_OF_RANK && file->dp == 0);
+}
+
+/* The number of model-parallel ranks, from the model files; all must be there. */
 /* The number of model-parallel ranks, from the model files; all must be there. */
 static rs_status count_ranks(const rs_ds_reader *reader, int *count)
 {
@@ -484,7 +491,7 @@ static rs_status count_ranks(const rs_ds_reader *reader, int *count)
     rs_text gaps = {0};
     for (size_t i = 0; i < reader->files.count; i++) {
         const rs_ds_file *file = &reader->files.items[i];
-        if (file->kind != RS_DS_MODEL && (file->kind != RS_DS_MODEL_OF_RANK || file->dp != 0))
+        if (!is_of_model_rank(file))
             continue;
         files++;
         most = file->mp > most ? file->mp : most;
@@ -502,14 +509,16 @@ static rs_status count_ranks(const rs_ds_reader *reader, int *count)
         return rs_error_memory((size_t)most + 1);
     for (size_t i = 0; i < reader->files.count; i++) {
         const rs_ds_file *file = &reader->files.items[i];
-        if (file->kind == RS_DS_MODEL || (file->kind == RS_DS_MODEL_OF_RANK && file->dp == 0))
+        if (is_of_model_rank(file))
             have[file->mp] = true;
     }
     rs_text_append_gaps(&gaps, have, most + 1);
     free(have);
-    rs_status status = rs_error_set(RS_ERR_MALFORMED,
-        "%s: %zu files of model states for model-parallel ranks 0 to %d; missing: %s",
-        reader->place->title, files, most, gaps.data != NULL ? gaps.data : "");
+    rs_status status = gaps.status;
+    if (status == RS_OK)
+        status = rs_error_set(RS_ERR_MALFORMED,
+            "%s: %zu files of model states for model-parallel ranks 0 to %d; missing: %s",
+            reader->place->title, files, most, gaps.data != NULL ? gaps.data : "none");
     rs_text_fini(&gaps);
     return status;
 }

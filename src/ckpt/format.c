@@ -389,9 +389,9 @@ static rs_status choose(
 /* Looks at what the options say there is. */
 static rs_status look(const char *path, const rs_checkpoint_options *options, rs_place *place)
 {
-    size_t count = 1 + (size_t)options->also_count;
-    if (options->also_count == 0)
+    if (options->also_count <= 0)
         return rs_place_init(place, path);
+    size_t count = 1 + (size_t)options->also_count;
     const char **paths = rs_calloc(count, sizeof *paths);
     if (paths == NULL)
         return rs_error_memory(count * sizeof *paths);

@@ -24,6 +24,8 @@
 static const char format_head[] = "{\"format\":\"reshard\"";
 
 /* The number of a data file, by its name: "rank-" and a number; -1: it is none. */
+#define RANKS_MOST (1 << 24)
+
 static int rank_of(const char *name)
 {
     int rank, end = 0;
@@ -298,6 +300,8 @@ static rs_status check_files(reading *r, const json_t *files, bool weights_only)
     }
     if (!lacks)
         return RS_OK;
+    if (ranks > RANKS_MOST)
+        return bad(r, "a file is that of a rank above any world's");
     bool *have = rs_calloc(ranks, sizeof *have);
     if (have == NULL)
         return rs_error_memory(ranks);
@@ -305,7 +309,7 @@ static rs_status check_files(reading *r, const json_t *files, bool weights_only)
     json_array_foreach(files, i, file)
     {
         const char *name = json_string_value(json_object_get(file, "name"));
-        have[rank_of(name)] = rs_place_has(r->place, name);
+        have[rank_of(name)] = have[rank_of(name)] && rs_place_has(r->place, name);
     }
     rs_text_append_gaps(&list, have, (int)ranks);
     free(have);
