@@ -38,9 +38,8 @@ typedef struct cut {
     bool averaged;
     bool equal; /* what several ranks have must be equal */
     int parts;
-    int64_t *width; /* [part][rank]; NULL where parts are shared */
-    int64_t rows;   /* of dimension 0 that count; -1: all */
-    rs_cut is;      /* along `dim` */
+    int64_t rows; /* of dimension 0 that count; -1: all */
+    rs_cut is;    /* along `dim` */
 } cut;
 
 void rs_assembly_init(rs_assembly *assembly, rs_catalog *catalog, rs_rules *rules, int tp)
@@ -200,46 +199,48 @@ static int parts_of(const tensor *t, const rs_rule *rule, int ranks)
     return rule->bare && total == rule->parts ? 1 : rule->parts;
 }
 
-/* Sizes of the parts along the cut dimension, from what the rule says and the ranks have. */
-static rs_status find_widths(const tensor *t, const rs_rule *rule, int ranks, bool viewed, cut *c)
+/* Sizes of the shares along the cut dimension, from what the rule says and the ranks have. */
+static rs_status find_widths(
+    const tensor *t, const rs_rule *rule, int parts, int ranks, bool viewed, int64_t *widths)
 {
     if (rule->widths != NULL) {
         if (rule->ranks != ranks)
             return refuse(t, "its rule gives widths for another number of ranks");
-        memcpy(c->width, rule->widths, sizeof *c->width * (size_t)(c->parts * ranks));
+        memcpy(widths, rule->widths, sizeof *widths * (size_t)(parts * ranks));
         return RS_OK;
     }
     if (rule->sizes == NULL && viewed)
         return refuse(t, "its rule gives it another shape, but no sizes of its parts");
-    for (int j = 0; j < c->parts; j++)
+    for (int j = 0; j < parts; j++)
         for (int r = 0; r < ranks; r++) {
             int64_t whole = rule->sizes != NULL ? rule->sizes[j] : t->of_rank[r]->shape[rule->dim];
-            int64_t shares = rule->sizes != NULL ? ranks : c->parts;
+            int64_t shares = rule->sizes != NULL ? ranks : parts;
             if (whole % shares != 0)
                 return refuse(t, rule->sizes != NULL
                                      ? "a part of it does not divide evenly over the ranks, and "
                                        "its rule gives no widths"
                                      : "a rank's share does not divide into the parts of its rule");
-            c->width[j * ranks + r] = whole / shares;
+            widths[j * ranks + r] = whole / shares;
         }
     return RS_OK;
 }
 
 static rs_status check_lengths(const tensor *t, const cut *c)
 {
+    int wrong = 0;
     int64_t together = 0;
+    while (wrong < c->is.ranks && c->is.length[wrong] == t->of_rank[wrong]->shape[c->dim])
+        wrong++;
+    if (wrong == c->is.ranks)
+        return RS_OK;
     for (int r = 0; r < c->is.ranks; r++)
-        together += t->of_rank[r]->shape[c->dim];
-    for (int r = 0; r < c->is.ranks; r++) {
-        int64_t have = t->of_rank[r]->shape[c->dim];
-        if (c->is.length[r] != have)
-            return rs_error_set(RS_ERR_MISMATCH,
-                "%s of \"%s\": rank %d has %" PRId64 " along dimension %d, its rule gives it "
-                "%" PRId64 " (all %d ranks together %" PRId64 ", the rule %" PRId64 ")",
-                t->locals[0]->role, t->locals[0]->name, r, have, c->dim, c->is.length[r],
-                c->is.ranks, together, rs_cut_total(&c->is));
-    }
-    return RS_OK;
+        if (!rs_add_fits(together, t->of_rank[r]->shape[c->dim], &together))
+            return refuse(t, "its ranks' shapes overflow");
+    return rs_error_set(RS_ERR_MISMATCH,
+        "%s of \"%s\": rank %d has %" PRId64 " along dimension %d, its rule gives it "
+        "%" PRId64 " (all %d ranks together %" PRId64 ", the rule %" PRId64 ")",
+        t->locals[0]->role, t->locals[0]->name, wrong, t->of_rank[wrong]->shape[c->dim], c->dim,
+        c->is.length[wrong], c->is.ranks, together, rs_cut_total(&c->is));
 }
 
 static rs_status unknown_cut(const tensor *t, int ranks)
@@ -250,23 +251,27 @@ static rs_status unknown_cut(const tensor *t, int ranks)
         t->locals[0]->name, ranks);
 }
 
-/* The runs of every rank along the dimension that the rule cuts. */
-static rs_status find_runs(const tensor *t, const rs_rule *rule, int ranks, bool viewed, cut *c)
+static rs_status in_context(const tensor *t, rs_status status)
 {
-    rs_status status;
-    if (rule->shared != NULL) {
-        status = rs_cut_of_shared(rule, ranks, &c->is);
-    } else {
-        size_t count = (size_t)c->parts * (size_t)ranks;
-        c->width = rs_calloc(count, sizeof *c->width);
-        if (c->width == NULL)
-            return rs_error_memory(count * sizeof *c->width);
-        RS_TRY(find_widths(t, rule, ranks, viewed, c));
-        status = rs_cut_of_widths(c->parts, ranks, c->width, &c->is);
-    }
     return status == RS_OK
                ? RS_OK
                : rs_error_context(status, "%s of \"%s\"", t->locals[0]->role, t->locals[0]->name);
+}
+
+/* The runs of every rank along the dimension that the rule cuts. */
+static rs_status find_runs(const tensor *t, const rs_rule *rule, int ranks, bool viewed, cut *c)
+{
+    if (rule->shared != NULL)
+        return in_context(t, rs_cut_of_shared(rule, ranks, &c->is));
+    size_t count = (size_t)c->parts * (size_t)ranks;
+    int64_t *widths = rs_calloc(count, sizeof *widths); /* [part][rank] */
+    if (widths == NULL)
+        return rs_error_memory(count * sizeof *widths);
+    rs_status status = find_widths(t, rule, c->parts, ranks, viewed, widths);
+    if (status == RS_OK)
+        status = in_context(t, rs_cut_of_widths(c->parts, ranks, widths, &c->is));
+    free(widths);
+    return status;
 }
 
 /* Finds how the tensor is cut; may give its locals another shape. */
@@ -285,15 +290,11 @@ static rs_status find_cut(rs_assembly *assembly, const tensor *t, cut *c)
     if (assembly->tp == 1 && !first->own)
         return RS_OK;
     RS_TRY(rs_rules_find(assembly->rules, first->name, &rule));
-    if (rule == NULL && assembly->tp > 1)
-        return unknown_cut(t, assembly->tp);
     if (rule == NULL)
-        return RS_OK;
+        return assembly->tp > 1 ? unknown_cut(t, assembly->tp) : RS_OK;
     c->averaged = rule->kind == RS_RULE_AVERAGED && rs_cast_is_float(first->dtype);
     c->equal = !c->averaged && (rule->equal || first->own);
-    if (assembly->tp == 1)
-        return RS_OK;
-    if (rule->kind != RS_RULE_SPLIT)
+    if (assembly->tp == 1 || rule->kind != RS_RULE_SPLIT)
         return RS_OK;
     for (int r = 0; r < assembly->tp; r++) {
         if (t->of_rank[r] == NULL)
@@ -365,15 +366,9 @@ static rs_status place_box(rs_assembly *assembly, const rs_local *local, const c
         return add_clipped(assembly, entry, &logical, piece);
     for (size_t i = c->is.first[local->tp]; i < c->is.first[local->tp + 1]; i++) {
         const rs_cut_run *run = &c->is.runs[i];
-        rs_piece part = *piece;
-        int64_t begin = rs_max64(part.box.offset[c->dim], run->local);
-        int64_t end =
-            rs_min64(part.box.offset[c->dim] + part.box.extent[c->dim], run->local + run->width);
-        if (begin >= end)
+        rs_piece part;
+        if (!rs_cut_move(piece, c->dim, run->local, run->width, run->global, &part))
             continue;
-        part.offset += (begin - part.box.offset[c->dim]) * part.stride[c->dim];
-        part.box.offset[c->dim] = begin - run->local + run->global;
-        part.box.extent[c->dim] = end - begin;
         for (int copy = run->copy; copy < run->copy + run->copies; copy++) {
             part.copy = piece->copy + copy;
             RS_TRY(add_clipped(assembly, entry, &logical, &part));
@@ -442,7 +437,6 @@ static rs_status finish_tensor(rs_assembly *assembly, tensor *t)
     rs_status status = find_cut(assembly, t, &c);
     if (status == RS_OK)
         status = place_tensor(assembly, t, &c);
-    free(c.width);
     rs_cut_fini(&c.is);
     return status;
 }

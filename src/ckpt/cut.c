@@ -15,7 +15,7 @@
  * 2. Every element is in every copy exactly once: the n ranks that have a run are in copies 0 to
  *    n - 1, and the last of them in those behind too.
  *
- * Cost: ranks times parts times groups.
+ * Cost: of widths, ranks squared times parts; of shared parts, groups and ranks times parts.
  */
 #include "ckpt/cut.h"
 
@@ -98,31 +98,35 @@ static rs_status share(const rs_rule *rule, int j, int ranks, int r, int64_t *be
     return RS_OK;
 }
 
-/* The groups first .. last-1 of which rank `r` has a share. All parts that are not shared are
- * divided alike; the first that is not empty tells. */
-static rs_status touched(const rs_rule *rule, int ranks, int r, int64_t *first, int64_t *last)
+/* A part that is not shared and not empty, and so the measure of who has which groups: all such
+ * parts are divided alike. */
+static int own_part(const rs_rule *rule)
 {
     int j = 0;
-    int64_t begin = 0, end = 0;
     while (rule->shared[j] || rule->sizes[j] == 0)
         j++;
+    return j;
+}
+
+/* The groups first .. last-1 of which rank `r` has a share. */
+static rs_status touched(const rs_rule *rule, int ranks, int r, int64_t *first, int64_t *last)
+{
+    int j = own_part(rule);
+    int64_t begin = 0, end = 0, unit = rule->sizes[j] / rule->groups;
     RS_TRY(share(rule, j, ranks, r, &begin, &end));
-    int64_t unit = rule->sizes[j] / rule->groups;
     *first = begin / unit;
     *last = rs_ceil_div(end, unit);
     return RS_OK;
 }
 
-/* How many ranks have a share of group `g`, and how many of these are before rank `r`. */
-static rs_status holders(const rs_rule *rule, int ranks, int64_t g, int r, int *count, int *before)
+/* The ranks first .. last-1 that have a share of group `g`. */
+static rs_status holders(const rs_rule *rule, int ranks, int64_t g, int *first, int *last)
 {
-    *count = *before = 0;
-    for (int k = 0; k < ranks; k++) {
-        int64_t first, last;
-        RS_TRY(touched(rule, ranks, k, &first, &last));
-        *count += first <= g && g < last;
-        *before += k < r && first <= g && g < last;
-    }
+    int j = own_part(rule);
+    int64_t begin = 0, width = 0, unit = rule->sizes[j] / rule->groups;
+    RS_TRY(share(rule, j, ranks, 0, &begin, &width));
+    *first = (int)(g * unit / width);
+    *last = (int)rs_ceil_div((g + 1) * unit, width);
     return RS_OK;
 }
 
@@ -130,12 +134,12 @@ static rs_status holders(const rs_rule *rule, int ranks, int64_t g, int r, int *
 static rs_status add_group(rs_cut *cut, const rs_rule *rule, int64_t g, int r)
 {
     int64_t at = g * (cut->whole / rule->groups);
-    int count, before;
-    RS_TRY(holders(rule, cut->ranks, g, r, &count, &before));
+    int first, last;
+    RS_TRY(holders(rule, cut->ranks, g, &first, &last));
     for (int j = 0; j < rule->parts; j++) {
         int64_t unit = rule->sizes[j] / rule->groups, begin = 0, end = 0;
         if (rule->shared[j]) {
-            add_run(cut, r, at, unit, before, before + 1 == count ? cut->copies - before : 1);
+            add_run(cut, r, at, unit, r - first, r + 1 == last ? cut->copies - (r - first) : 1);
         } else {
             RS_TRY(share(rule, j, cut->ranks, r, &begin, &end));
             begin = rs_max64(begin, g * unit);
@@ -155,10 +159,12 @@ rs_status rs_cut_of_shared(const rs_rule *rule, int ranks, rs_cut *out)
     RS_TRY(make_room(&cut, ranks, (size_t)rule->parts * (size_t)(rule->groups + 2 * ranks)));
     for (int j = 0; j < rule->parts; j++)
         cut.whole += rule->sizes[j];
+    if (cut.whole > INT64_MAX / ranks)
+        RS_TRY_GOTO(rs_error_set(RS_ERR_MISMATCH, "its parts overflow"), fail);
     for (int64_t g = 0; g < rule->groups; g++) {
-        int count, before;
-        RS_TRY_GOTO(holders(rule, ranks, g, 0, &count, &before), fail);
-        cut.copies = count > cut.copies ? count : cut.copies;
+        int begin, end;
+        RS_TRY_GOTO(holders(rule, ranks, g, &begin, &end), fail);
+        cut.copies = end - begin > cut.copies ? end - begin : cut.copies;
     }
     for (int r = 0; r < ranks; r++) {
         cut.first[r + 1] = cut.first[r];
@@ -180,4 +186,16 @@ int64_t rs_cut_total(const rs_cut *cut)
     for (int r = 0; r < cut->ranks; r++)
         sum += cut->length[r];
     return sum;
+}
+
+bool rs_cut_move(
+    const rs_piece *piece, int dim, int64_t from, int64_t width, int64_t to, rs_piece *out)
+{
+    int64_t begin = rs_max64(piece->box.offset[dim], from);
+    int64_t end = rs_min64(piece->box.offset[dim] + piece->box.extent[dim], from + width);
+    *out = *piece;
+    out->offset += (begin - piece->box.offset[dim]) * piece->stride[dim];
+    out->box.offset[dim] = to + begin - from;
+    out->box.extent[dim] = end - begin;
+    return begin < end;
 }

@@ -7,9 +7,11 @@
 #ifndef RS_CKPT_CUT_H
 #define RS_CKPT_CUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ckpt/catalog.h"
 #include "ckpt/rules.h"
 #include "reshard/status.h"
 
@@ -39,6 +41,10 @@ rs_status rs_cut_of_widths(int parts, int ranks, const int64_t *widths, rs_cut *
 /* The cut of a rule with shared parts. RS_ERR_MISMATCH: one of the others does not divide evenly.
  */
 rs_status rs_cut_of_shared(const rs_rule *rule, int ranks, rs_cut *out) RS_MUST_CHECK;
+
+/* What of the piece lies at from .. from+width-1 along `dim`, moved to `to`; false: nothing. */
+bool rs_cut_move(
+    const rs_piece *piece, int dim, int64_t from, int64_t width, int64_t to, rs_piece *out);
 
 /* What all ranks have together; the whole only where none has what another one has. */
 int64_t rs_cut_total(const rs_cut *cut);

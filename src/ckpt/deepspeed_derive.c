@@ -63,10 +63,11 @@ static void derive_from_means(rs_ds_reader *reader)
 {
     for (size_t i = 0; i < reader->catalog->entries.count; i++) {
         const rs_catalog_entry *master = rs_catalog_get(reader->catalog, (int)i);
+        if (master->how != RS_ENTRY_AVERAGE || strcmp(master->is.role, "master") != 0)
+            continue;
         int id = rs_catalog_find(reader->catalog, master->is.name, "param");
         rs_catalog_entry *param = id >= 0 ? rs_catalog_get(reader->catalog, id) : NULL;
-        if (master->how != RS_ENTRY_AVERAGE || strcmp(master->is.role, "master") != 0 ||
-            param == NULL || param->how == RS_ENTRY_AVERAGE)
+        if (param == NULL || param->how == RS_ENTRY_AVERAGE)
             continue;
         param->how = RS_ENTRY_ROUNDED;
         param->source = (int)i;

@@ -18,19 +18,6 @@ static rs_status cut_of(const rs_rule *rule, int ranks, const char *name, rs_cut
     return status == RS_OK ? RS_OK : rs_error_context(status, "\"%s\"", name);
 }
 
-/* What of the piece lies at from .. from+width-1 along `dim`, moved to `to`; false: nothing. */
-static bool moved(
-    const rs_piece *piece, int dim, int64_t from, int64_t width, int64_t to, rs_piece *out)
-{
-    int64_t begin = rs_max64(piece->box.offset[dim], from);
-    int64_t end = rs_min64(piece->box.offset[dim] + piece->box.extent[dim], from + width);
-    *out = *piece;
-    out->offset += (begin - piece->box.offset[dim]) * piece->stride[dim];
-    out->box.offset[dim] = to + begin - from;
-    out->box.extent[dim] = end - begin;
-    return begin < end;
-}
-
 rs_status rs_ranked_add(rs_catalog *catalog, const char *name, const char *role, rs_dtype dtype,
     int ndim, const int64_t *shape, const rs_piece *piece, const rs_rule *rule, int ranks,
     bool *done)
@@ -54,7 +41,7 @@ rs_status rs_ranked_add(rs_catalog *catalog, const char *name, const char *role,
         for (size_t i = cut.first[r]; i < cut.first[r + 1]; i++) {
             const rs_cut_run *run = &cut.runs[i];
             rs_piece part;
-            if (!moved(piece, rule->dim, before + run->local, run->width, run->global, &part))
+            if (!rs_cut_move(piece, rule->dim, before + run->local, run->width, run->global, &part))
                 continue;
             for (part.copy = run->copy; part.copy < run->copy + run->copies; part.copy++)
                 RS_TRY_GOTO(rs_catalog_piece(catalog, id, &part), out);
@@ -109,7 +96,7 @@ static rs_status add_moved(
         for (size_t i = cut->first[r]; i < cut->first[r + 1]; i++) {
             const rs_cut_run *run = &cut->runs[i];
             rs_piece part;
-            if (moved(piece, dim, run->global, run->width, before + run->local, &part))
+            if (rs_cut_move(piece, dim, run->global, run->width, before + run->local, &part))
                 RS_TRY(rs_catalog_piece(to, id, &part));
         }
         before += cut->length[r];

@@ -273,15 +273,13 @@ static rs_status read_common(rs_ds_reader *reader, const rs_place *folder)
 
 static rs_status check_names(const rs_ds_reader *reader)
 {
-    for (int mp = 0; reader->models != NULL && mp < reader->pp * reader->tp; mp++)
-        for (size_t g = 0; g < reader->models[mp].group_count; g++)
-            for (size_t i = 0; i < reader->models[mp].groups[g].count; i++) {
-                const char *name = reader->models[mp].groups[g].items[i].name;
-                if (rs_catalog_find(reader->catalog, name, "master") < 0)
-                    return rs_error_set(RS_ERR_MALFORMED,
-                        "%s/zero: has no folder \"%s\", which the model files name",
-                        reader->place->title, name);
-            }
+    for (size_t i = 0; i < reader->shapes.count; i++) {
+        const char *name = reader->shapes.items[i]->name;
+        if (rs_catalog_find(reader->catalog, name, "master") < 0)
+            return rs_error_set(RS_ERR_MALFORMED,
+                "%s/zero: has no folder \"%s\", which the model files name", reader->place->title,
+                name);
+    }
     return RS_OK;
 }
 

@@ -52,7 +52,7 @@ static rs_status is_vocabulary(rs_universal *u, const rs_logical *t, bool *yes)
 rs_status rs_universal_experts(const rs_universal *u, const rs_logical *t, bool *yes)
 {
     *yes = false;
-    return u->ruled && t->ndim > 0 ? rs_rules_experts(&u->rules, t->name, yes) : RS_OK;
+    return t->ndim > 0 ? rs_rules_experts(&u->rules, t->name, yes) : RS_OK;
 }
 
 /* How a tensor is written: its shape, which a rule may give it for being cut, and the cut. */

@@ -518,6 +518,8 @@ static rs_status plan(rs_writing *w)
 /* Tensors of which the ranks that it is for have parts in common: as all of them have these. */
 static rs_status view(rs_writing *w, rs_catalog **out)
 {
+    if (w->options->rules == NULL)
+        return RS_OK; /* only a file of rules has shared parts */
     rs_universal u = {.w = w, .extras = rs_extras_of_run(w->catalog->extras)};
     bool shared = false;
     rs_status status = find_rules(&u);
