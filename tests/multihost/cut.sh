@@ -73,6 +73,8 @@ until_true 60 stepped away 7
 verdict "a world trains without the supervisor's host" $? "$(tail -5 "$work/away.out")"
 on host1 "$reshard" status "$work/away" | grep -qE '^host *host2: 2 ranks'
 verdict "on one host" $? "$(on host1 "$reshard" status "$work/away")"
+! no_writer host2
+verdict "its rank 0 is there" $? "$(workers host2)"
 link host2 down
 until_true 30 no_writer host2
 verdict "cut off, its rank 0 ends by itself" $? "$(workers host2)"
@@ -85,6 +87,8 @@ link host2 up
 until_true 60 cleaned host2 away
 verdict "the host that comes back is cleaned" $? "$(on host2 ls /dev/shm)"
 until_true 60 stepped away $(($(last_step away) + 7))
+! no_writer host3
+verdict "its rank 0 is there" $? "$(workers host3)"
 workers host3 >"$work/stopped"
 xargs kill -STOP <"$work/stopped"
 link host3 down

@@ -55,9 +55,10 @@ until_true 60 grep -q 'goes on from step' "$work/resume.out"
 verdict "the supervisor killed: another one goes on" $? "$(tail -5 "$work/resume.out")"
 step=$(last_step long)
 until_true 60 stepped long $((step > 58 ? step + 2 : 60))
+verdict "it trains on" $? "$(tail -5 "$work/resume.out")"
 stop_job long
 grep -q 'is whole in memory' "$work/resume.out"
 verdict "from memory" $? "$(cat "$work/resume.out")"
-same_losses long one "$(($(last_step long) < 60 ? $(last_step long) : 60))" 0
+same_losses long one 60 0
 nothing_left long
 conclude

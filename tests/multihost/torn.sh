@@ -9,8 +9,12 @@ set -uo pipefail
 . "$(dirname "$(readlink -f "$0")")/job.sh"
 on_hosts 'host1 slots=2' 'host2 slots=2' 'host3 slots=4'
 
+no_ranks() {
+    ! pgrep -f -- "worker --job $work/torn " >/dev/null
+}
 all_dead() {
-    until_true 60 bash -c "! pgrep -f -- 'worker --job $work/torn ' >/dev/null"
+    until_true 60 no_ranks
+    verdict "a rank dies, and all others with it" $? "$(pgrep -af -- "worker --job $work/torn ")"
 }
 alone six 31 --layout dp=6,zero=1
 RESHARD_CRASH=derive:2:30 begin torn 31 --layout dp=6,zero=1 --redundancy 1 --heartbeat-timeout 60
