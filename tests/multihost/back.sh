@@ -14,8 +14,7 @@ until_true 60 stepped back 2
 verdict "it trains" $? "$(tail -5 "$work/back.out")"
 for ((death = 1; death <= deaths; death++)); do
     kill -9 "$(cut -d' ' -f1 "$(echo "$work"/back/ranks/*-0)")"
-    until_true 60 restarted back $death && until_true 60 further back
-    verdict "death $death: it goes on" $? "$(tail -5 "$work/back.out")"
+    goes_on back $death "death $death"
 done
 link host2 down
 until_true 60 restarted back $((deaths + 1))
@@ -30,6 +29,6 @@ verdict "the job goes on from the other host" $? "$(tail -5 "$work/back.out")"
 on host1 "$reshard" status "$work/back" | grep -q 'trains, 2 ranks on host1: tp=2$'
 verdict "with what there was when the host was lost" $? "$(on host1 "$reshard" status "$work/back")"
 stop_job back
-same_losses back one "$(($(last_step back) < 40 ? $(last_step back) : 40))"
+same_losses back one "$(comparable back 40)"
 nothing_left back
 conclude

@@ -118,6 +118,13 @@ print(max([0] + [json.loads(l).get("step", 0) for l in open(sys.argv[1]) if l.en
 PYTHON
 }
 
+# comparable NAME MOST: the last step of the job that is there to compare, at most MOST.
+comparable() {
+    local step
+    step=$(last_step "$1")
+    echo $((step < $2 ? step : $2))
+}
+
 # further NAME: it has made two more steps since this was first asked after the last restart.
 further() {
     python3 - "$work/$1/metrics.jsonl" <<'PYTHON'

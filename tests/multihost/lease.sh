@@ -26,22 +26,13 @@ strikes() {
     printf '#!/bin/sh\nRESHARD_CRASH=%s exec %s "$@"\n' "$1" "$plain" >"$agent"
     chmod +x "$agent"
 }
-# replaced NAME: another world goes on where the newest checkpoint is.
-replaced() {
-    until_true 60 restarted "$1" 1
-    verdict "$1: the host is noticed to be lost" $? "$(tail -5 "$work/$1.out")"
-    until_true 60 further "$1"
-    verdict "$1: it goes on" $? "$(tail -5 "$work/$1.out")"
-}
 # ends NAME: stopped well, with the losses of a job that nothing happened to.
 ends() {
-    local step
     link host2 up
     until_true 60 cleaned host2 "$1"
     verdict "$1: what was on the host is removed when it comes back" $? "$(on host2 ls /dev/shm)"
     stop_job "$1"
-    step=$(last_step "$1")
-    same_losses "$1" one "$((step < 40 ? step : 40))"
+    same_losses "$1" one "$(comparable "$1" 40)"
     nothing_left "$1"
 }
 
@@ -54,7 +45,7 @@ until_true 30 gone "$first"
 verdict "the world that is cut off ends" $? "$(tail -5 "$work/silent.out")"
 ! restarted silent 1
 verdict "before another one goes on" $? "$(tail -5 "$work/silent.out")"
-replaced silent
+goes_on silent 1 "silent: the host is lost"
 ends silent
 
 # stopped NAME: rank 0 stands still at its point; the host is cut off, another world goes on; rank 0 wakes up.
@@ -63,7 +54,7 @@ stopped() {
     until_true 60 stands "$first"
     verdict "$1: rank 0 stands still" $? "$(tail -5 "$work/$1.out")"
     link host2 down
-    replaced "$1"
+    goes_on "$1" 1 "$1: the host is lost"
     kill -CONT "$first"
     until_true 30 gone "$first"
     verdict "$1: it ends when it wakes up" $? "$(tail -5 "$work/$1.out")"
@@ -83,10 +74,8 @@ on host1 timeout 100 "$reshard" switch --no-wait "$work/record" dp=2 >"$work/swi
 stopped record
 # The record is that of the world that trains: it can be gone on from.
 kill -9 "$(pgrep -f "mpirun.*--job $work/record ")"
-until_true 60 restarted record 2
-until_true 60 further record
-verdict "record: its state in memory is found" $? "$(tail -5 "$work/record.out")"
+goes_on record 2 "record: the launcher killed"
 grep -q 'launcher.*was killed.*; going on from there' "$work/record.out"
-verdict "record: and nothing else is gone back to" $? "$(grep ^reshard "$work/record.out")"
+verdict "record: from its state in memory" $? "$(grep ^reshard "$work/record.out")"
 ends record
 conclude

@@ -66,8 +66,7 @@ done
 change grows scale 4 tp=2,dp=2
 change grows scale 2 tp=2
 ferried grows tp=2 0
-step=$(last_step grows)
-step=$((step < 30 ? step : 30))
+step=$(comparable grows 30)
 stop_job grows
 alone_until one 100000 "$step" --layout tp=2
 same_losses grows one "$step"
