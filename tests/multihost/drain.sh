@@ -14,8 +14,8 @@ left() {
     pids=$(ip netns pids "$hosts_id-${1#host}")
     [ "$(wc -w <<<"$pids")" -eq 1 ] && cleaned "$1" drained
 }
-shows() { # PATTERN: the status does
-    on host1 "$reshard" status "$work/drained" | grep -qE "$1"
+shows() { # NAME PATTERN: its status does
+    on host1 "$reshard" status "$work/$1" | grep -qE "$2"
 }
 
 begin drained 100000 --layout tp=2,dp=2 --heartbeat-timeout 15
@@ -29,7 +29,7 @@ verdict "a host is left" $? "$output $(tail -5 "$work/drained.out")"
 left host2
 verdict "nothing is left on it" $? "$(ip netns pids "$hosts_id-2" | xargs -r ps -fp; on host2 ls /dev/shm)"
 link host2 down
-shows '^host *host3: 2 ranks' && shows 'tp=2,dp=2'
+shows drained '^host *host3: 2 ranks' && shows drained 'tp=2,dp=2'
 verdict "under the same layout, on another one" $? "$(on host1 "$reshard" status "$work/drained")"
 until_true 60 stepped drained $(($(last_step drained) + 3))
 verdict "it goes on without the host's link" $? "$(tail -5 "$work/drained.out")"
@@ -40,13 +40,13 @@ ip netns pids "$hosts_id-3" | while read -r pid; do
 done
 until_true 60 left host3
 verdict "signalled ranks leave their host" $? "$(tail -8 "$work/drained.out")"
-until_true 30 shows 'trains, 2 ranks on host1: tp=2$'
+until_true 30 shows drained 'trains, 2 ranks on host1: tp=2$'
 verdict "and are fewer where there are no other slots" $? "$(on host1 "$reshard" status "$work/drained")"
 
 # The file of hosts.
 link host2 up
 printf 'host1 slots=2\nhost2 slots=2\n' >"$work/hosts"
-until_true 60 shows '^host *host2: 0 ranks, 2 slots$'
+until_true 60 shows drained '^host *host2: 0 ranks, 2 slots$'
 verdict "a host that the file names can be used" $? "$(on host1 "$reshard" status "$work/drained")"
 output=$(on host1 timeout 100 "$reshard" scale "$work/drained" 4 2>&1)
 grep -qE '^switched after step [0-9]+: .* -> tp=2,dp=2$' <<<"$output"
@@ -62,7 +62,7 @@ until_true 30 cancelled
 verdict "leaving a host is cancelled" $? "$(cat "$work/cancel.out" "$work/drain.out")"
 ! wait $asker && grep -q 'it was cancelled' "$work/drain.out"
 verdict "who asked is told" $? "$(cat "$work/drain.out")"
-shows '^host *host2: 2 ranks, 2 slots$'
+shows drained '^host *host2: 2 ranks, 2 slots$'
 verdict "the host is used as before" $? "$(on host1 "$reshard" status "$work/drained")"
 # Where nobody asked, it is tried again.
 printf 'host1 slots=2\n' >"$work/hosts"
@@ -100,9 +100,6 @@ nothing_left stuck
 
 # Two hosts are to be left at once: the supervisor finds both requests in one look. Either is refused, or its host
 # has no rank afterwards.
-both() {
-    on host1 "$reshard" status "$work/both" | grep -qE "$1"
-}
 asked() {
     [ "$(find "$work/both/requests" -name '*.request' | wc -l)" -eq 2 ]
 }
@@ -122,7 +119,7 @@ kill -CONT "$supervisor"
 count=0
 for host in host1 host2; do
     if wait "${drains[$host]}"; then
-        both "^host *$host: 0 ranks"
+        shows both "^host *$host: 0 ranks"
         verdict "$host is left" $? "$(cat "$work/both.$host"; on host1 "$reshard" status "$work/both")"
         count=$((count + 1))
     else
@@ -132,8 +129,6 @@ for host in host1 host2; do
 done
 [ $count -ge 1 ]
 verdict "one of two is left" $? "$(cat "$work"/both.host?)"
-on host1 timeout 60 "$reshard" stop "$work/both" >"$work/stop.out" 2>&1
-wait "$job"
-verdict "it is stopped" $? "$(cat "$work/stop.out"; tail -5 "$work/both.out")"
+stop_job both
 nothing_left both
 conclude
