@@ -134,7 +134,6 @@ static void test_all_meshes(void **state)
 
 int main(void)
 {
-    fixture_family("deepspeed");
     if (mkdtemp(root) == NULL)
         return 1;
     snprintf(folder, sizeof folder, "%s/saved", root);

@@ -545,7 +545,6 @@ static void test_d08(void **state)
 
 int main(void)
 {
-    fixture_family("deepspeed");
     snprintf(folder, sizeof folder, "%s/run", scratch_folder());
     snprintf(target, sizeof target, "%s/target", scratch_folder());
     snprintf(rules_r, sizeof rules_r, "%s", scratch_file("r.json", rule_r, sizeof rule_r - 1));
