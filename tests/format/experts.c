@@ -9,45 +9,13 @@
 #include <string.h>
 
 #include "ckpt/publish.h"
-#include "pattern.h"
 #include "reshard/convert.h"
-#include "reshard/layout.h"
 #include "reshard/model.h"
-#include "reshard/native.h"
-
-#define SALT 17
+#include "support/save.h"
 
 static char root[] = "/dev/shm/reshard-experts-XXXXXX"; /* memory: some 10000 syncs */
 static char folder[256], target[256];
-
-/* What every rank of the layout saves at step 3. */
-static void save(const rs_space *space, const char *text)
-{
-    rs_layout layout;
-    rs_placement *placement;
-    char *records[16];
-    rs_save_name name = {folder, 3, "test"};
-    OK(rs_layout_parse(text, &layout));
-    OK(rs_layout_placement(space, &layout, &placement));
-    OK(rs_save_prepare(&name));
-    int world = rs_layout_world(&layout);
-    rs_save_about about = {.layout = text, .world = world, .extras = "{}"};
-    for (int r = 0; r < world; r++) {
-        rs_memory memory = {0};
-        rs_save *part = NULL;
-        OK(rs_memory_allocate(placement, r, &memory));
-        assert_true(pattern_fill(placement, r, &memory, SALT));
-        OK(rs_save_begin(placement, r, &memory, &part));
-        OK(rs_save_write(part, &name));
-        OK(rs_save_record(part, &records[r]));
-        rs_save_destroy(part);
-        rs_memory_free(&memory);
-    }
-    OK(rs_save_commit(&name, space, &about, (const char *const *)records, (size_t)world));
-    for (int r = 0; r < world; r++)
-        free(records[r]);
-    rs_placement_destroy(placement);
-}
+static uint64_t salt = 17;
 
 /* Every rank of the layout loads its part, and has what was saved. */
 static void check_load(const rs_checkpoint *own, const rs_space *space, const char *text)
@@ -60,7 +28,7 @@ static void check_load(const rs_checkpoint *own, const rs_space *space, const ch
         rs_memory memory = {0};
         OK(rs_memory_allocate(placement, r, &memory));
         OK(rs_checkpoint_load(own, placement, r, &memory, NULL));
-        assert_true(pattern_check(placement, r, &memory, SALT));
+        assert_true(pattern_check(placement, r, &memory, salt));
         rs_memory_free(&memory);
     }
     rs_placement_destroy(placement);
@@ -124,7 +92,8 @@ static void test_all_meshes(void **state)
             rs_space *space;
             bool wide = (m + i) % 4 < 2, third = strstr(layouts[i], "zero=3") != NULL;
             OK(rs_model_space(&model, wide ? RS_DTYPE_F32 : RS_DTYPE_BF16, &space));
-            save(space, layouts[i]);
+            const rs_save_name name = {folder, 3, "test"};
+            OK(save_all(&name, space, layouts[i], save_pattern, &salt));
             check_universal(space, NULL, third);
             check_universal(space, "dp=2,zero=1", false);
             OK(rs_remove_folder(folder));
