@@ -2,7 +2,7 @@
  * Random pairs of layouts in worlds of 65 to 200 ranks, which are too many to count elements: how
  * near the busiest rank comes to the bound, and whether ranks agree.
  *
- *     prop_wide [--seed S] [--cases N]
+ *     prop_wide [--seed S] [--cases N] [--verbose]
  *
  * Case i of a run uses seed S + i. Checked are:
  *  - moved = minimum, and the bound is the exact one;
@@ -10,12 +10,7 @@
  *  - a rank that makes its plan alone, and looks at nothing but what that plan asks for, comes to
  *    the copies that somebody finds who makes all plans, one after the other.
  */
-#include <inttypes.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "prop/check.h"
 
 #include "plan/plan.h"
 #include "reshard/layout.h"
@@ -31,20 +26,8 @@
 static const char *const models[] = {
     "llama-tiny", "llama-20m", "mixtral-tiny", "qwen3-moe-tiny", "deepseek-tiny"};
 
-static uint64_t state;
-static uint64_t case_seed;
-
 /* The busiest of all cases, by its bound. */
 static double busiest;
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            printf("seed %" PRIu64 ", line %d: not so: %s %s\n", case_seed, __LINE__, #condition,  \
-                rs_error_message());                                                               \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
 
 typedef struct trial {
     rs_space *space;
@@ -59,15 +42,15 @@ static bool make_trial(trial *t)
     int number = random_in(&state, 0, (int)(sizeof models / sizeof *models) - 1);
     *t = (trial){.options = {.ranks_per_node = 1 << random_in(&state, 0, 4),
                      .adopt = random_in(&state, 0, 1) == 1}};
-    CHECK(rs_model_load(models[number], &model) == RS_OK);
-    CHECK(rs_model_space(&model, RS_DTYPE_BF16, &t->space) == RS_OK);
+    NEED(rs_model_load(models[number], &model));
+    NEED(rs_model_space(&model, RS_DTYPE_BF16, &t->space));
     for (int side = 0; side < 2; side++) {
         rs_layout layout;
         do {
             layout = random_layout(&state, MOST, rs_space_layer_count(t->space));
         } while (layout.tp * layout.cp * layout.pp * layout.dp < LEAST);
         rs_layout_format(&layout, t->text[side]);
-        CHECK(rs_layout_placement(t->space, &layout, &t->placements[side]) == RS_OK);
+        NEED(rs_layout_placement(t->space, &layout, &t->placements[side]));
     }
     return true;
 }
@@ -82,8 +65,7 @@ static void free_trial(trial *t)
 static bool check_loads(const trial *t)
 {
     rs_plan_totals totals;
-    CHECK(rs_plan_totals_compute(t->placements[0], t->placements[1], &t->options, false, &totals) ==
-          RS_OK);
+    NEED(rs_plan_totals_compute(t->placements[0], t->placements[1], &t->options, false, &totals));
     CHECK(totals.moved == totals.minimum && strcmp(totals.bound_kind, "flow") == 0);
     const int64_t loads[2][2] = {{totals.remote.rank_max, totals.remote.rank_bound},
         {totals.rank_bytes_max, totals.rank_bytes_bound}};
@@ -113,14 +95,14 @@ static bool check_alone(const trial *t)
 {
     const rs_placement *from = t->placements[0], *to = t->placements[1];
     rs_dealer dealer;
-    CHECK(rs_dealer_init(&dealer, from, to, &t->options) == RS_OK);
+    NEED(rs_dealer_init(&dealer, from, to, &t->options));
     int left = ALONE;
     for (int r = dealer.world - 1; r >= 0; r--) {
         rs_plan *plan, *alone;
-        CHECK(rs_plan_create_dealt(&dealer, r, &t->options, &plan) == RS_OK);
+        NEED(rs_plan_create_dealt(&dealer, r, &t->options, &plan));
         if (random_in(&state, 0, r) < left) {
             left--;
-            CHECK(rs_plan_create(from, to, r, &t->options, &alone) == RS_OK);
+            NEED(rs_plan_create(from, to, r, &t->options, &alone));
             CHECK(same_copies(plan, alone));
             rs_plan_destroy(alone);
         }
@@ -130,34 +112,23 @@ static bool check_alone(const trial *t)
     return true;
 }
 
+static bool one_case(void)
+{
+    trial t;
+    bool good = make_trial(&t) && check_loads(&t) && check_alone(&t);
+    if (!good)
+        printf("%s -> %s, %d ranks a node\n", t.text[0], t.text[1], t.options.ranks_per_node);
+    free_trial(&t);
+    return good;
+}
+
 int main(int argc, char **argv)
 {
-    uint64_t seed = 1;
-    long cases = 20;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
-            seed = strtoull(argv[++i], NULL, 10);
-        else if (strcmp(argv[i], "--cases") == 0 && i + 1 < argc)
-            cases = strtol(argv[++i], NULL, 10);
-        else {
-            printf("usage: prop_wide [--seed S] [--cases N]\n");
-            return 2;
-        }
-    }
-    printf("seed %" PRIu64 ", %ld cases\n", seed, cases);
-    for (long i = 0; i < cases; i++) {
-        trial t;
-        case_seed = seed + (uint64_t)i;
-        state = case_seed;
-        bool good = make_trial(&t) && check_loads(&t) && check_alone(&t);
-        if (!good) {
-            printf("%s -> %s, %d ranks a node\nrun it again: prop_wide --seed %" PRIu64
-                   " --cases 1\n",
-                t.text[0], t.text[1], t.options.ranks_per_node, case_seed);
-            return 1;
-        }
-        free_trial(&t);
-    }
-    printf("all good, the busiest rank has at most %.4f of its bound\n", busiest);
+    prop_run run = {.seed = 1, .cases = 20};
+    if (!prop_options(argc, argv, &run))
+        return 2;
+    if (!prop_cases(&run, one_case))
+        return 1;
+    printf("the busiest rank has at most %.4f of its bound\n", busiest);
     return 0;
 }
