@@ -43,14 +43,13 @@ static const char *const layouts[] = {"dp=2,ep=2,zero=1", "tp=2,dp=2,ep=4,etp=1,
  * that form (`rounded`) the masters and moments are compared. */
 static void check_universal(const rs_space *space, const char *layout, bool rounded)
 {
-    rs_checkpoint *native, *universal, *own;
+    rs_checkpoint *native = opened(folder), *universal, *own;
     const rs_convert_options how = {.to = "deepspeed-universal", .layout = layout};
     const rs_compare_options state = {.role = "exp_avg,exp_avg_sq", .space = space};
     const rs_rename_options names = {.space = space};
     rs_compare_report report;
-    OK(rs_checkpoint_open(folder, NULL, &native));
     OK(rs_convert(native, target, &how, NULL));
-    OK(rs_checkpoint_open(target, NULL, &universal));
+    universal = opened(target);
     OK(rs_checkpoint_rename(universal, &names, &own));
     OK(rs_compare(native, universal, &state, NULL, NULL, &report));
     assert_true(report.tensors > 0);

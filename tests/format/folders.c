@@ -23,8 +23,7 @@ static char near_root[600], far_root[600], near_tag[700], far_tag[700], referenc
 
 static void convert(const char *from, const char *to, rs_convert_options how)
 {
-    rs_checkpoint *checkpoint;
-    OK(rs_checkpoint_open(from, NULL, &checkpoint));
+    rs_checkpoint *checkpoint = opened(from);
     OK(rs_convert(checkpoint, to, &how, NULL));
     rs_checkpoint_close(checkpoint);
 }
@@ -44,7 +43,7 @@ static void equal(const char *a, const char *b, const char *roles)
     rs_compare_report report;
     OK(open_both(a, b, false, &both));
     OK(rs_checkpoint_check(both));
-    OK(rs_checkpoint_open(reference, NULL, &whole));
+    whole = opened(reference);
     OK(rs_compare(both, whole, &how, NULL, NULL, &report));
     assert_true(report.tensors > 0);
     assert_int_equal(report.different, 0);

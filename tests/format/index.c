@@ -107,10 +107,9 @@ static rs_status rebuild(bool force, bool dry_run, told *t, rs_index_report *rep
 static void test_warnings(void **state)
 {
     (void)state;
-    rs_checkpoint *checkpoint;
     told t = {0};
     write_index(WRONG END);
-    assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+    rs_checkpoint *checkpoint = opened(folder);
     for (size_t i = 0; i < rs_checkpoint_warning_count(checkpoint); i++)
         note(&t, rs_checkpoint_warning_at(checkpoint, i));
     assert_int_equal(t.count, REPAIRABLE);
@@ -150,7 +149,6 @@ static void test_ghost(void **state)
 
 static void expect_right(void)
 {
-    rs_checkpoint *checkpoint;
     json_t *root = json_load_file(in_folder(folder, INDEX), 0, NULL);
     json_t *about = json_object_get(root, "metadata"), *map = json_object_get(root, "weight_map");
     assert_int_equal(json_integer_value(json_object_get(about, "total_size")), 32);
@@ -158,7 +156,7 @@ static void expect_right(void)
     assert_string_equal(json_string_value(json_object_get(map, "x")), SECOND);
     assert_string_equal(json_string_value(json_object_get(map, "z")), SECOND);
     json_decref(root);
-    assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+    rs_checkpoint *checkpoint = opened(folder);
     assert_int_equal(rs_checkpoint_warning_count(checkpoint), 0);
     rs_checkpoint_close(checkpoint);
 }
@@ -175,8 +173,7 @@ static void test_rebuild(void **state)
     assert_int_equal(t.count, REPAIRABLE);
     assert_int_equal(report.faults, REPAIRABLE);
     assert_true(report.wanted && !report.written && report.found);
-    rs_checkpoint *checkpoint;
-    assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+    rs_checkpoint *checkpoint = opened(folder);
     assert_int_equal(rs_checkpoint_warning_count(checkpoint), REPAIRABLE);
     rs_checkpoint_close(checkpoint);
     assert_int_equal(rebuild(true, false, &t, &report), RS_OK);
@@ -219,8 +216,7 @@ static void test_failures(void **state)
             bool clean = rs_fault_pending(points[p]);
             rs_fault_arm(points[p], 0, 0);
             assert_true(clean == (status == RS_OK));
-            rs_checkpoint *checkpoint;
-            assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+            rs_checkpoint *checkpoint = opened(folder);
             size_t warnings = rs_checkpoint_warning_count(checkpoint);
             assert_true(warnings == 0 || (warnings == REPAIRABLE && !clean));
             rs_checkpoint_close(checkpoint);
@@ -239,11 +235,10 @@ static void test_failures(void **state)
 static void test_forgotten(void **state)
 {
     (void)state;
-    rs_checkpoint *checkpoint;
     rs_index_report report;
     told t;
     write_index("{\"weight_map\":{\"a\":\"" FIRST "\",\"b\":\"" FIRST "\"}}");
-    assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+    rs_checkpoint *checkpoint = opened(folder);
     assert_int_equal(rs_checkpoint_count(checkpoint), 4);
     assert_int_equal(rs_checkpoint_warning_count(checkpoint), 3);
     rs_checkpoint_close(checkpoint);
@@ -277,24 +272,23 @@ static void test_refused(void **state)
 static void test_strangers(void **state)
 {
     (void)state;
-    rs_checkpoint *checkpoint;
     rs_index_report report;
     told t;
     make_shard("consolidated.safetensors", "cd");
     write_index("{\"weight_map\":{\"a\":\"" FIRST "\",\"b\":\"" FIRST "\",\"x\":\"" SECOND
                 "\",\"z\":\"" SECOND "\"}}");
-    assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+    rs_checkpoint *checkpoint = opened(folder);
     assert_int_equal(rs_checkpoint_count(checkpoint), 4);
     assert_int_equal(rs_checkpoint_warning_count(checkpoint), 1);
     rs_checkpoint_close(checkpoint);
     write_index("{\"weight_map\":{\"a\":\"" FIRST "\",\"b\":\"" FIRST "\",\"x\":\"" SECOND
                 "\",\"z\":\"" SECOND "\",\"c\":\"" FIRST "\"}}");
-    assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+    checkpoint = opened(folder);
     assert_int_equal(rs_checkpoint_count(checkpoint), 6);
     rs_checkpoint_close(checkpoint);
     assert_int_equal(rebuild(true, false, &t, &report), RS_OK);
     assert_int_equal(report.shards, 3);
-    assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_OK);
+    checkpoint = opened(folder);
     assert_int_equal(rs_checkpoint_warning_count(checkpoint), 0);
     rs_checkpoint_close(checkpoint);
 }
