@@ -101,6 +101,21 @@ static int move_half(const char *from, const char *to, const char *part)
     return moved;
 }
 
+/* The path of the one entry of a folder that has `part` in its name. */
+static void find_only(const char *folder, const char *part, char path[1000])
+{
+    int found = 0;
+    DIR *list = opendir(folder);
+    assert_non_null(list);
+    for (struct dirent *e; (e = readdir(list)) != NULL;)
+        if (strstr(e->d_name, part) != NULL) {
+            snprintf(path, 1000, "%s/%s", folder, e->d_name);
+            found++;
+        }
+    closedir(list);
+    assert_int_equal(found, 1);
+}
+
 static void make_folders(void)
 {
     mkdir(near_root, 0755);
@@ -238,15 +253,11 @@ static void test_missing(void **state)
 static void test_native(void **state)
 {
     (void)state;
-    char whole[700], step[1000] = "", far[900];
+    char whole[700], step[1000], far[900];
     begin(1);
     snprintf(whole, sizeof whole, "%s/native", near_root);
     convert(reference, whole, (rs_convert_options){.to = "native", .layout = "dp=4,zero=1"});
-    DIR *list = opendir(whole);
-    for (struct dirent *e; (e = readdir(list)) != NULL;)
-        if (strncmp(e->d_name, "step-", 5) == 0)
-            snprintf(step, sizeof step, "%s/%s", whole, e->d_name);
-    closedir(list);
+    find_only(whole, "step-", step);
     snprintf(far, sizeof far, "%s/native", far_root);
     mkdir(far, 0755);
     assert_int_equal(move_half(step, far, "rank-"), 1);
@@ -280,27 +291,23 @@ static void test_native(void **state)
 static void test_universal(void **state)
 {
     (void)state;
-    char whole[700], zero[1000] = "", far[900];
+    char whole[700], step[1000], far[900];
     begin(2);
     snprintf(whole, sizeof whole, "%s/universal", near_root);
     convert(reference, whole, (rs_convert_options){.to = "deepspeed-universal"});
-    DIR *list = opendir(whole);
-    for (struct dirent *e; (e = readdir(list)) != NULL;)
-        if (strstr(e->d_name, "universal") != NULL && strncmp(e->d_name, "latest", 6) != 0)
-            snprintf(zero, sizeof zero, "%s/%s/zero", whole, e->d_name);
-    closedir(list);
+    find_only(whole, "step7_universal", step);
     snprintf(far, sizeof far, "%s/universal", far_root);
     mkdir(far, 0755);
     mkdir(in_folder(far, "zero"), 0755);
-    assert_int_equal(rename(in_folder(zero, "w"), in_folder(far, "zero/w")), 0);
+    assert_int_equal(rename(in_folder(step, "zero/w"), in_folder(far, "zero/w")), 0);
     refused(whole, NULL, RS_ERR_MALFORMED, "has no folder \"w\"");
     equal(whole, far, "master,exp_avg,exp_avg_sq");
     /* A parameter of which each folder has some states. */
-    mkdir(in_folder(zero, "w"), 0755);
+    mkdir(in_folder(step, "zero/w"), 0755);
     assert_int_equal(
-        rename(in_folder(far, "zero/w/exp_avg.pt"), in_folder(zero, "w/exp_avg.pt")), 0);
+        rename(in_folder(far, "zero/w/exp_avg.pt"), in_folder(step, "zero/w/exp_avg.pt")), 0);
     equal(whole, far, "master,exp_avg,exp_avg_sq");
-    copy_file(in_folder(zero, "w/exp_avg.pt"), in_folder(far, "zero/w/exp_avg.pt"));
+    copy_file(in_folder(step, "zero/w/exp_avg.pt"), in_folder(far, "zero/w/exp_avg.pt"));
     equal(whole, far, "master,exp_avg,exp_avg_sq");
     change_byte(in_folder(far, "zero/w/exp_avg.pt"));
     refused(whole, far, RS_ERR_MISMATCH, "zero/w/exp_avg.pt");

@@ -33,6 +33,23 @@ static json_t *extras_of(const rs_checkpoint *checkpoint)
     return inner;
 }
 
+static void remove_target(void)
+{
+    if (unlink(target) != 0)
+        OK(rs_remove_folder(target));
+}
+
+/* What a checkpoint that is made of it has beside tensors; json_decref. */
+static json_t *extras_converted(const rs_checkpoint *source, const rs_convert_options *how)
+{
+    OK(rs_convert(source, target, how, NULL));
+    rs_checkpoint *written = opened(target);
+    json_t *extras = extras_of(written);
+    rs_checkpoint_close(written);
+    remove_target();
+    return extras;
+}
+
 /* The checkpoint's groups have those names ("a b", one text a group), each its own rate. */
 static void expect_groups(const rs_checkpoint *checkpoint, size_t count, const char *const *names)
 {
@@ -50,12 +67,6 @@ static void expect_groups(const rs_checkpoint *checkpoint, size_t count, const c
         assert_string_equal(list, names[g]);
     }
     json_decref(extras);
-}
-
-static void remove_target(void)
-{
-    if (unlink(target) != 0)
-        OK(rs_remove_folder(target));
 }
 
 /* E05: whatever the stage and the formats on the way, each parameter keeps its group. */
@@ -209,16 +220,12 @@ static void test_fixtures(void **state)
         /* A tied embedding is in both stages' groups. */
         assert_true(named == masters || (fixtures[f].stages > 1 && named == masters + 1));
         assert_false(has_warning(source, "parameter groups"));
-        OK(rs_convert(source, target, &how, NULL));
-        rs_checkpoint *written = opened(target);
         json_decref(extras);
-        extras = extras_of(written);
+        extras = extras_converted(source, &how);
         count_names(json_object_get(extras, "param_groups"), &again);
         assert_int_equal(again, masters);
         json_decref(extras);
-        rs_checkpoint_close(written);
         rs_checkpoint_close(source);
-        remove_target();
     }
 }
 
@@ -317,12 +324,10 @@ static void test_g04(void **state)
     run.loaders = true;
     syn_add(&run, "w", SYN_ROWS, 0, 2, 6, 4);
     syn_write(&run, folder);
-    rs_checkpoint *source = opened(folder), *written;
+    rs_checkpoint *source = opened(folder);
     assert_true(has_warning(source, "3 ranks beside the first have values of their own"));
     assert_true(has_warning(source, "\"loader\" of rank_1"));
-    OK(rs_convert(source, target, &how, NULL));
-    written = opened(target);
-    json_t *extras = extras_of(written);
+    json_t *extras = extras_converted(source, &how);
     const json_t *others = json_object_get(extras, "of_ranks");
     assert_int_equal(number(extras, "loader", "rank"), 0);
     assert_int_equal(json_object_size(others), 3);
@@ -331,8 +336,6 @@ static void test_g04(void **state)
     /* What is the same on all ranks stands once. */
     assert_int_equal(json_object_size(json_object_get(others, "rank_2")), 1);
     json_decref(extras);
-    rs_checkpoint_close(written);
-    remove_target();
     rs_checkpoint_close(source);
     syn_remove(folder);
 }
@@ -348,10 +351,8 @@ static void test_f03(void **state)
     run.args = true;
     syn_add(&run, "w", SYN_ROWS, 0, 2, 6, 4);
     syn_write(&run, folder);
-    rs_checkpoint *source = opened(folder), *written;
-    OK(rs_convert(source, target, &how, NULL));
-    written = opened(target);
-    json_t *extras = extras_of(written);
+    rs_checkpoint *source = opened(folder);
+    json_t *extras = extras_converted(source, &how);
     assert_int_equal(number(extras, "args", "tensor_model_parallel_size"), 1);
     assert_int_equal(number(extras, "args", "pipeline_model_parallel_size"), 1);
     assert_int_equal(number(extras, "args", "data_parallel_size"), 3);
@@ -364,18 +365,12 @@ static void test_f03(void **state)
     assert_int_equal(number(extras, "ds_config", "gradient_accumulation_steps"), -1);
     assert_int_equal(number(extras, "checkpoint_parallel_dimensions", "tp_degree"), 1);
     json_decref(extras);
-    rs_checkpoint_close(written);
-    remove_target();
     /* Where the layout stays they say what they said. */
     how.layout = NULL;
-    OK(rs_convert(source, target, &how, NULL));
-    written = opened(target);
-    extras = extras_of(written);
+    extras = extras_converted(source, &how);
     assert_int_equal(number(extras, "args", "world_size"), 16);
     assert_int_equal(number(extras, "ds_config", "gradient_accumulation_steps"), 12);
     json_decref(extras);
-    rs_checkpoint_close(written);
-    remove_target();
     rs_checkpoint_close(source);
     syn_remove(folder);
 }
