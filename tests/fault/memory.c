@@ -124,17 +124,20 @@ static void test_fixtures(void **state)
     }
 }
 
+static const struct {
+    const char *name;
+    int64_t shard_bytes;
+} formats[] = {{"native", 5000}, {"safetensors", 5000}, {"torch", 0}};
+
 /* What reshard writes itself. */
 static void test_written(void **state)
 {
     (void)state;
     char path[64];
-    static const char *const formats[] = {"native", "safetensors", "torch"};
-    static const int64_t shards[] = {5000, 5000, 0};
     rs_checkpoint *source = open_source();
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        rs_convert_options how = {.to = formats[i], .shard_bytes = shards[i]};
-        snprintf(path, sizeof path, "%s/whole-%s", root, formats[i]);
+        rs_convert_options how = {.to = formats[i].name, .shard_bytes = formats[i].shard_bytes};
+        snprintf(path, sizeof path, "%s/whole-%s", root, formats[i].name);
         OK(rs_convert(source, path, &how, NULL));
         fail_everywhere(path);
     }
@@ -146,12 +149,11 @@ static void test_conversions(void **state)
 {
     (void)state;
     char path[64], aside[96];
-    static const char *const formats[] = {"native", "safetensors", "torch"};
-    static const int64_t shards[] = {5000, 5000, 0};
     rs_checkpoint *source = open_source();
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        rs_convert_options how = {.to = formats[i], .shard_bytes = shards[i], .threads = 2};
-        snprintf(path, sizeof path, "%s/%s", root, formats[i]);
+        rs_convert_options how = {
+            .to = formats[i].name, .shard_bytes = formats[i].shard_bytes, .threads = 2};
+        snprintf(path, sizeof path, "%s/%s", root, formats[i].name);
         snprintf(aside, sizeof aside, "%s.tmp-reshard", path);
         rs_status status = RS_ERR_NO_MEMORY;
         for (size_t n = 1; status != RS_OK; n += n < EACH ? 1 : 13) {
@@ -165,7 +167,7 @@ static void test_conversions(void **state)
             if (status != RS_OK)
                 assert_int_not_equal(access(aside, F_OK), 0);
             if (there && status != RS_OK)
-                assert_int_equal(rs_remove_path(root, formats[i]), RS_OK);
+                assert_int_equal(rs_remove_path(root, formats[i].name), RS_OK);
         }
     }
     rs_checkpoint_close(source);
