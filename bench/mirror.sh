@@ -9,7 +9,13 @@ build=${BUILD:-build/release}
 reshard=$PWD/$build/reshard
 rounds=${ROUNDS:-5}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+finish() {
+    jobs -p | xargs -r kill 2>/dev/null || true
+    wait
+    rm -rf "$work"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
 cd "$work"
 export OMP_WAIT_POLICY=passive
 
@@ -20,8 +26,8 @@ cat >config.json <<'END'
  "tie_word_embeddings": false}
 END
 
-train() { # BATCH REDUNDANCY STEPS
-    "$reshard" train --model config.json --data data --layout dp=2,zero=1 --ranks-per-node 1 --steps "$3" \
+train() { # BATCH REDUNDANCY STEPS; in the place of the shell, so that who ends that ends the job
+    exec "$reshard" train --model config.json --data data --layout dp=2,zero=1 --ranks-per-node 1 --steps "$3" \
         --global-batch "$1" --micro-batch "$(($1 < 8 ? $1 / 2 : 4))" --seq 128 --save-on-exit off \
         --redundancy "$2" --job "bench$$-$2" >"log$2" 2>&1
 }
@@ -30,7 +36,7 @@ train() { # BATCH REDUNDANCY STEPS
 round() {
     train "$1" 0 "$2" &
     local other=$!
-    train "$1" 1 "$2" || { tail -5 log1 >&2; return 1; }
+    (train "$1" 1 "$2") || { tail -5 log1 >&2; return 1; }
     wait $other || { tail -5 log0 >&2; return 1; }
     ratio=$(python3 - "bench$$-" "$2" <<'END'
 import json, statistics, sys
