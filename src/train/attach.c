@@ -384,22 +384,21 @@ static rs_status mend(rs_job *job, const bool *lost, int64_t *bytes)
     return status;
 }
 
-/* Which ranks have no arena of this state; `*any`: some have not. */
-static rs_status find_lost(rs_job *job, bool **out, bool *any)
+/* Everybody's `mine`, by rank; `*any`: some are true. Collective; the caller frees `*all`. */
+static rs_status gather_flags(rs_job *job, bool mine, bool **all, bool *any)
 {
-    bool mine = job->state.arena != NULL && rs_arena_step(job->state.arena) < 0;
-    bool *lost = rs_calloc((size_t)job->ranks, sizeof *lost);
+    bool *flags = rs_calloc((size_t)job->ranks, sizeof *flags);
     rs_status status = rs_job_agree(
-        job, lost != NULL ? RS_OK : rs_error_memory((size_t)job->ranks * sizeof *lost));
+        job, flags != NULL ? RS_OK : rs_error_memory((size_t)job->ranks * sizeof *flags));
     if (status != RS_OK) {
-        free(lost);
+        free(flags);
         return status;
     }
-    MPI_Allgather(&mine, 1, MPI_C_BOOL, lost, 1, MPI_C_BOOL, job->comm);
+    MPI_Allgather(&mine, 1, MPI_C_BOOL, flags, 1, MPI_C_BOOL, job->comm);
     *any = false;
     for (int r = 0; r < job->ranks; r++)
-        *any = *any || lost[r];
-    *out = lost;
+        *any = *any || flags[r];
+    *all = flags;
     return RS_OK;
 }
 
@@ -407,16 +406,11 @@ static rs_status find_lost(rs_job *job, bool **out, bool *any)
 static rs_status publish(rs_job *job, const bool *lost, int64_t *bytes)
 {
     const rs_ledger *ledger = job->state.ledger;
-    bool mine = ledger != NULL && is_at(ledger, job->step) && !is_whole(ledger, job->step), any;
     const rs_published all = {&job->state, rs_job_mirrors(job), lost};
-    bool *behind = rs_calloc((size_t)job->ranks, sizeof *behind);
-    rs_status status = rs_job_agree(
-        job, behind != NULL ? RS_OK : rs_error_memory((size_t)job->ranks * sizeof *behind));
-    if (status == RS_OK) {
-        MPI_Allreduce(&mine, &any, 1, MPI_C_BOOL, MPI_LOR, job->comm);
-        MPI_Allgather(&mine, 1, MPI_C_BOOL, behind, 1, MPI_C_BOOL, job->comm);
-        status = any ? rs_publish(job->comm, &all, behind, bytes) : RS_OK;
-    }
+    bool mine = ledger != NULL && is_at(ledger, job->step) && !is_whole(ledger, job->step), any;
+    bool *behind = NULL;
+    RS_TRY(gather_flags(job, mine, &behind, &any));
+    rs_status status = any ? rs_publish(job->comm, &all, behind, bytes) : RS_OK;
     if (status == RS_OK && mine)
         rs_ledger_settle(job->state.ledger, job->step);
     free(behind);
@@ -426,8 +420,9 @@ static rs_status publish(rs_job *job, const bool *lost, int64_t *bytes)
 /* Ranks that have their arenas have their state; the others get theirs. */
 static rs_status attach_alike(rs_job *job, int64_t *bytes)
 {
-    bool *lost = NULL, any;
-    RS_TRY(find_lost(job, &lost, &any));
+    bool lacks = job->state.arena != NULL && rs_arena_step(job->state.arena) < 0, any;
+    bool *lost = NULL;
+    RS_TRY(gather_flags(job, lacks, &lost, &any));
     job->step = job->options->attach_step;
     rs_crash_step(job->step);
     rs_status status = publish(job, lost, bytes);
