@@ -187,11 +187,6 @@ static int number_of(const rs_layout *layout, int mesh, int slice, int member)
     return from_digits(layout, mesh, digits);
 }
 
-int rs_layout_place_rank(const rs_layout *layout, int mesh, rs_place place)
-{
-    return join_rank(layout, place.stage, number_of(layout, mesh, place.slice, place.member));
-}
-
 int rs_layout_slice_number(const rs_layout *layout, int mesh, int slice)
 {
     return number_of(layout, mesh, slice, 0);

@@ -32,10 +32,9 @@ typedef struct rs_place {
 } rs_place;
 
 rs_place rs_layout_place(const rs_layout *layout, int mesh, int rank);
-int rs_layout_place_rank(const rs_layout *layout, int mesh, rs_place place);
 
-/* The number that member 0 of a slice has among the ranks of any stage; and the rank of member `m`
- * of the slice whose first has the number `first`, for many members of one slice. */
+/* And back: the number that member 0 of a slice has among the ranks of any stage; and the rank of
+ * member `m` of the slice whose first has the number `first`. */
 int rs_layout_slice_number(const rs_layout *layout, int mesh, int slice);
 static inline int rs_grid_rank(const rs_grid *grid, int stage, int first, int m)
 {

@@ -47,52 +47,65 @@ static const mirrored *mirrored_of(const rs_placement *placement)
 
 /* ---- who mirrors whom ---- */
 
-/* The rank of a member of `rank`'s slice. */
-static int member_rank(const rs_layout *layout, int mesh, rs_place place, int member)
+/* The ranks that have one slice, and their nodes. */
+typedef struct sharers {
+    rs_grid grid;
+    int stage;
+    int first; /* the number of member 0 */
+    const int *node_of;
+} sharers;
+
+static int member_rank(const sharers *s, int member)
 {
-    place.member = member;
-    return rs_layout_place_rank(layout, mesh, place);
+    return rs_grid_rank(&s->grid, s->stage, s->first, member);
 }
 
-/* True if some rank of another node has the piece of `place`, or a lower member of its own. */
-static bool is_replicated(const rs_layout *layout, int mesh, rs_place place, const int *node_of)
+static int member_node(const sharers *s, int member)
 {
-    rs_grid grid = rs_layout_grid(layout, mesh);
-    int node = node_of[member_rank(layout, mesh, place, place.member)];
-    for (int m = place.member % grid.group; m < grid.spread; m += grid.group)
-        if (m < place.member || node_of[member_rank(layout, mesh, place, m)] != node)
+    return s->node_of[member_rank(s, member)];
+}
+
+/* True if some rank of another node has the piece of `member`, or a lower member of its own. */
+static bool is_replicated(const sharers *s, int member)
+{
+    int node = member_node(s, member);
+    for (int m = member % s->grid.group; m < s->grid.spread; m += s->grid.group)
+        if (m < member || member_node(s, m) != node)
             return true;
     return false;
 }
 
-/* The `number`-th member, counted around, of those on `node`. */
-static int pick_member(
-    const rs_layout *layout, int mesh, rs_place place, const int *node_of, int node, int number)
+/* Those of the first `end` members that are on `node`. */
+static int count_members(const sharers *s, int end, int node)
 {
-    int spread = rs_layout_grid(layout, mesh).spread, count = 0;
-    for (int m = 0; m < spread; m++)
-        count += node_of[member_rank(layout, mesh, place, m)] == node;
-    for (int m = 0, seen = 0; m < spread; m++) {
-        int rank = member_rank(layout, mesh, place, m);
-        if (node_of[rank] == node && seen++ == number % count)
-            return rank;
-    }
+    int count = 0;
+    for (int m = 0; m < end; m++)
+        count += member_node(s, m) == node;
+    return count;
+}
+
+/* The rank of the `number`-th member, counted around, of those on `node`. */
+static int pick_member(const sharers *s, int node, int number)
+{
+    int left = number % count_members(s, s->grid.spread, node);
+    for (int m = 0; m < s->grid.spread; m++)
+        if (member_node(s, m) == node && left-- == 0)
+            return member_rank(s, m);
     return -1;
 }
 
 int rs_layout_mirror(const rs_layout *layout, bool experts, const int *node_of, int rank)
 {
-    int mesh = experts ? RS_EXPERTS : RS_DENSE, number = 0;
-    rs_grid grid = rs_layout_grid(layout, mesh);
+    int mesh = experts ? RS_EXPERTS : RS_DENSE, node = node_of[rank];
     rs_place place = rs_layout_place(layout, mesh, rank);
-    if (layout->zero == 0 || grid.group == 1 || is_replicated(layout, mesh, place, node_of))
+    const sharers s = {rs_layout_grid(layout, mesh), place.stage,
+        rs_layout_slice_number(layout, mesh, place.slice), node_of};
+    if (layout->zero == 0 || s.grid.group == 1 || is_replicated(&s, place.member))
         return -1;
-    for (int m = 0; m < place.member; m++)
-        number += node_of[member_rank(layout, mesh, place, m)] == node_of[rank];
-    for (int i = 1; i < grid.spread; i++) {
-        int next = member_rank(layout, mesh, place, (place.member + i) % grid.spread);
-        if (node_of[next] != node_of[rank])
-            return pick_member(layout, mesh, place, node_of, node_of[next], number);
+    for (int i = 1; i < s.grid.spread; i++) {
+        int next = member_node(&s, (place.member + i) % s.grid.spread);
+        if (next != node)
+            return pick_member(&s, next, count_members(&s, place.member, node));
     }
     return -1;
 }
