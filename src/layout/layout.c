@@ -116,8 +116,7 @@ static int split_rank(const rs_layout *layout, int rank, int *index)
 
 static int join_rank(const rs_layout *layout, int stage, int index)
 {
-    int step = stage_step(layout);
-    return index % step + (stage + index / step * layout->pp) * step;
+    return rs_stage_rank(layout->pp, stage_step(layout), stage, index);
 }
 
 rs_coords rs_layout_coords(const rs_layout *layout, int rank)

@@ -24,6 +24,12 @@ typedef struct rs_grid {
 
 rs_grid rs_layout_grid(const rs_layout *layout, int mesh);
 
+/* The rank that has a number among those of a stage; `stages` and `below` as in a grid. */
+static inline int rs_stage_rank(int stages, int below, int stage, int number)
+{
+    return number % below + (stage + number / below * stages) * below;
+}
+
 /* Where a rank stands on a mesh. */
 typedef struct rs_place {
     int stage; /* pipeline rank */
@@ -39,7 +45,7 @@ int rs_layout_slice_number(const rs_layout *layout, int mesh, int slice);
 static inline int rs_grid_rank(const rs_grid *grid, int stage, int first, int m)
 {
     int number = first + m % grid->inner * grid->step + m / grid->inner * grid->leap;
-    return number % grid->below + (stage + number / grid->below * grid->stages) * grid->below;
+    return rs_stage_rank(grid->stages, grid->below, stage, number);
 }
 
 /* Refuses sizes below 1, an unknown zero, an order that is no permutation, worlds above INT_MAX,
