@@ -21,9 +21,9 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/comm.h"
 #include "train/simd.h"
 
-#define MESSAGE ((int64_t)1 << 30) /* bytes of one message at most */
 #define TAG_GATHER 75
 #define TAG_REDUCE 76
 
@@ -52,7 +52,6 @@ struct rs_flight {
     float *sum;
     MPI_Request *requests;
     int posted;
-    int capacity;
     int block;
     char *to;
 };
@@ -149,8 +148,8 @@ rs_status rs_flight_create(const rs_share *share, size_t size, rs_flight **out)
         own = rs_max64(own, part_of(share, share->rank, b)->elements);
     }
     all = rs_max64(all, own * share->size);
-    f->capacity = 2 * share->size * (int)rs_max64(1, rs_ceil_div(largest * f->width, MESSAGE));
-    f->requests = rs_calloc((size_t)f->capacity, sizeof *f->requests);
+    size_t messages = 2 * (size_t)share->size * rs_comm_messages(largest * f->width);
+    f->requests = rs_calloc(messages, sizeof *f->requests);
     f->outgoing = rs_calloc((size_t)all, size);
     f->incoming = rs_calloc((size_t)all, size);
     f->sum = rs_calloc((size_t)own, sizeof *f->sum);
@@ -175,14 +174,8 @@ void rs_flight_destroy(rs_flight *flight)
 
 static void post(rs_flight *f, bool sends, char *data, int64_t bytes, int peer, int tag)
 {
-    for (int64_t done = 0; done < bytes; done += MESSAGE) {
-        int n = (int)rs_min64(MESSAGE, bytes - done);
-        MPI_Request *request = &f->requests[f->posted++];
-        if (sends)
-            MPI_Isend(data + done, n, MPI_BYTE, peer, tag, f->share->comm, request);
-        else
-            MPI_Irecv(data + done, n, MPI_BYTE, peer, tag, f->share->comm, request);
-    }
+    f->posted +=
+        rs_comm_post_bytes(f->share->comm, sends, peer, tag, data, bytes, f->requests + f->posted);
 }
 
 static void wait_all(rs_flight *f)
