@@ -24,6 +24,7 @@
 #include "reshard/move_mpi.h"
 #include "reshard/native.h"
 #include "train/comm.h"
+#include "train/estate.h"
 #include "train/save.h"
 
 /* What rank 0 tells of the checkpoints. */
@@ -78,33 +79,20 @@ static rs_status load(rs_job *job, int64_t step, uint64_t *before, int64_t *byte
     return status;
 }
 
-/* Sums what this rank has now. */
-static rs_status measure(rs_job *job, uint64_t *after)
-{
-    rs_sums *sums = NULL;
-    RS_TRY(rs_sums_create(job->state.placement, job->rank, &sums));
-    rs_status status = RS_OK;
-    if (rs_state_memory(&job->state) != NULL)
-        status = rs_sums_measure(sums, rs_state_memory(&job->state), true);
-    if (status == RS_OK)
-        status = rs_sums_words(sums, after);
-    rs_sums_destroy(sums);
-    return status;
-}
-
 /* The same outcome on all ranks. */
 static rs_status try_step(rs_job *job, int64_t step, int64_t *bytes)
 {
     size_t words = rs_sums_word_count(job->space);
     uint64_t *before = rs_calloc(words, sizeof *before);
     uint64_t *after = rs_calloc(words, sizeof *after);
+    const rs_memory *now = rs_state_memory(&job->state);
     rs_status status = RS_OK;
     if (before == NULL || after == NULL)
         status = rs_error_memory(words * sizeof *before);
     if (status == RS_OK)
         status = load(job, step, before, bytes);
-    if (status == RS_OK)
-        status = measure(job, after);
+    if (status == RS_OK && now != NULL)
+        status = rs_words_add_memory(job->state.placement, job->rank, now, after);
     status = rs_comm_agree(job->comm, status);
     if (status == RS_OK)
         status = rs_move_verify(job->comm, job->space, before, after);
