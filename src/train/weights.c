@@ -144,13 +144,12 @@ static rs_status rename_weights(
 /* Opens what the job begins with; rank 0 compares what several folders have. */
 static rs_status open_weights(const rs_job *job, rs_checkpoint **out)
 {
-    enum { FOLDERS = 256 };
-    const char *also[FOLDERS];
+    const char *also[sizeof job->options->init_also / 2]; /* no line takes less, with its end */
     rs_checkpoint_options how = {.also = also, .also_proved = job->rank != 0};
     char *list = rs_strdup(job->options->init_also), *rest = list;
     if (list == NULL)
         return rs_error_memory(sizeof job->options->init_also);
-    for (char *line; how.also_count < FOLDERS && (line = strsep(&rest, "\n")) != NULL;)
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;)
         if (line[0] != '\0')
             also[how.also_count++] = line;
     rs_status status = rs_checkpoint_open(job->options->init, &how, out);
