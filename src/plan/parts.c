@@ -236,20 +236,21 @@ static rs_status find_tied(finder *f, int rank)
     return RS_OK;
 }
 
-/* Solves the flow of the ranks tied to `rank`, a part. */
+/* Solves the flow of the ranks tied to `rank`, a part. Of a crowded one nobody asks for it. */
 static rs_status add_part(finder *f, int rank)
 {
     rs_parts *parts = &f->dealer->parts;
     rs_status status;
     rs_flow part = {.crowded = f->demand.crowded};
     int root = root_of(f, rank);
-    for (size_t g = 0; g < f->demand.count; g++) {
+    for (size_t g = 0; g < f->demand.count && !part.crowded; g++) {
         const rs_flow_group *group = &f->demand.groups[g];
         const int *members = f->demand.members + group->first;
         if (root_of(f, members[0]) == root)
             RS_TRY_GOTO(rs_flow_add(&part, members, group->count, group->demand), fail);
     }
-    RS_TRY_GOTO(rs_flow_solve(&part), fail);
+    if (!part.crowded)
+        RS_TRY_GOTO(rs_flow_solve(&part), fail);
     RS_TRY_GOTO(RS_LIST_RESERVE_ONE(parts), fail);
     for (int r = 0; r < f->ranks; r++)
         if (root_of(f, r) == root)

@@ -11,7 +11,7 @@ struct rs_dealer;
 
 /* The parts of the old world whose division is known. Starts as {0}. */
 typedef struct rs_parts {
-    rs_flow *items; /* solved */
+    rs_flow *items; /* solved; a crowded one is empty */
     size_t count;
     size_t capacity;
     int *part_of; /* of each rank: which of `items`, or -1 */
