@@ -231,7 +231,8 @@ static rs_status find_tied(finder *f, int rank)
                 RS_TRY(ask(f, r));
                 more = true;
             }
-        RS_TRY(look_at_wanted(f));
+        if (more)
+            RS_TRY(look_at_wanted(f));
     }
     return RS_OK;
 }
