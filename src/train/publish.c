@@ -96,17 +96,14 @@ static rs_status pass_part(void *context, int from, int tensor, const rs_box *bo
     packet *p = context;
     const rs_state *state = p->state;
     size_t size = rs_dtype_size(rs_space_role(state->space, state->roles.param)->dtype);
-    int64_t stride[RS_MAX_DIMS], next = (int64_t)size;
+    int64_t stride[RS_MAX_DIMS];
     rs_shard shard;
     if (from < 0)
         return rs_error_set(RS_ERR_NOT_FOUND, "who updates %s is lost",
             rs_space_tensor(state->space, tensor)->name);
     if (from != p->from)
         return RS_OK;
-    for (int d = box->ndim - 1; d >= 0; d--) {
-        stride[d] = next;
-        next *= box->extent[d];
-    }
+    int64_t bytes = rs_state_packed(box, size, stride);
     if (p->data != NULL) {
         RS_TRY(
             rs_placement_address(state->own, state->rank, tensor, state->roles.param, box, &shard));
@@ -116,7 +113,7 @@ static rs_status pass_part(void *context, int from, int tensor, const rs_box *bo
         else
             rs_move_box(box->ndim, box->extent, size, packed, stride, mine, shard.stride);
     }
-    p->bytes += next;
+    p->bytes += bytes;
     return RS_OK;
 }
 

@@ -170,6 +170,16 @@ int64_t rs_state_elements(const rs_state *state)
            rs_layout_expert_elements(state->bare, &state->layout, state->rank);
 }
 
+int64_t rs_state_packed(const rs_box *box, size_t size, int64_t *stride)
+{
+    int64_t next = (int64_t)size;
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        stride[d] = next;
+        next *= box->extent[d];
+    }
+    return next;
+}
+
 static bool is_contiguous(const rs_box *box, const int64_t *stride)
 {
     int64_t next = 1;

@@ -90,6 +90,9 @@ void *rs_state_element(const rs_state *state, int role, int64_t position);
 void rs_state_block(const rs_state *state, int block, int64_t *begin, int64_t *end);
 int64_t rs_state_elements(const rs_state *state);
 
+/* The byte strides of a box whose elements, of `size` bytes, lie packed; returns its bytes. */
+int64_t rs_state_packed(const rs_box *box, size_t size, int64_t *stride);
+
 /* A part of a box that is contiguous in the local vector: its first position. */
 typedef rs_status (*rs_state_part)(void *context, const rs_box *part, int block, int64_t position);
 

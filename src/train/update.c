@@ -392,11 +392,7 @@ static rs_sum sum_part(
     int tensors = rs_space_tensor_count(state->space);
     int64_t stride[RS_MAX_DIMS];
     size_t size = rs_dtype_size(rs_space_role(state->space, role)->dtype);
-    int64_t next = (int64_t)size;
-    for (int d = box->ndim - 1; d >= 0; d--) {
-        stride[d] = next;
-        next *= box->extent[d];
-    }
+    rs_state_packed(box, size, stride);
     return rs_sum_box(update->keys[role * tensors + tensor],
         rs_space_tensor(state->space, tensor)->shape, box, size,
         rs_state_element(state, role, position), stride);

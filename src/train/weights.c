@@ -48,7 +48,7 @@ static rs_status read_box(const rs_checkpoint *c, int64_t id, const rs_box *insi
     const rs_checkpoint_entry *entry = rs_checkpoint_entry_at(c, (size_t)id);
     size_t size = rs_dtype_size(shard->dtype), count = (size_t)rs_box_volume(box);
     size_t wide = rs_dtype_size(entry->dtype);
-    int64_t packed[RS_MAX_DIMS], step = (int64_t)size, at = 0;
+    int64_t packed[RS_MAX_DIMS], at = 0;
     if (entry->dtype != shard->dtype &&
         ((entry->dtype != RS_DTYPE_F32 && entry->dtype != RS_DTYPE_BF16)))
         return rs_error_set(RS_ERR_UNSUPPORTED,
@@ -66,11 +66,9 @@ static rs_status read_box(const rs_checkpoint *c, int64_t id, const rs_box *insi
             memcpy(meant, found, count * size);
         else
             convert(entry->dtype, found, shard->dtype, meant, (int64_t)count);
-        for (int d = box->ndim - 1; d >= 0; d--) {
-            packed[d] = step;
-            step *= box->extent[d];
+        rs_state_packed(box, size, packed);
+        for (int d = 0; d < box->ndim; d++)
             at += (box->offset[d] - shard->box.offset[d]) * shard->stride[d];
-        }
         rs_move_box(box->ndim, box->extent, size, data + at, shard->stride, meant, packed);
     }
     free(found);
