@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 void rs_shard_list_fini(rs_shard_list *list)
 {
@@ -85,13 +86,6 @@ rs_status rs_placement_not_found(
         rs_space_role(placement->space, role)->name);
 }
 
-static int compare_ranks(const void *a, const void *b)
-{
-    int x = *(const int *)a;
-    int y = *(const int *)b;
-    return (x > y) - (x < y);
-}
-
 static int compare_holdings(const void *a, const void *b)
 {
     const rs_holding *x = a;
@@ -137,7 +131,7 @@ static rs_status put_in_order(rs_holding_list *list)
         used += holding.count;
     }
     for (size_t i = 0; i < kept; i++)
-        qsort(sorted + list->items[i].first, list->items[i].count, sizeof *sorted, compare_ranks);
+        qsort(sorted + list->items[i].first, list->items[i].count, sizeof *sorted, rs_compare_ints);
     memmove(list->ranks, sorted, used * sizeof *sorted);
     list->count = kept;
     return RS_OK;
