@@ -74,13 +74,10 @@ static rs_status delete_generation(const rs_train_options *o, const json_t *word
 }
 
 /* A rank that has stopped. */
-static rs_status end_process(const rs_train_options *o, const json_t *word, json_t *answer)
+static rs_status end_rank(const rs_train_options *o, const json_t *word, json_t *answer)
 {
-    (void)o;
     (void)answer;
-    int process = (int)cli_int_of(word, "process");
-    if (process > 1)
-        kill((pid_t)process, SIGKILL);
+    launch_end_rank(o, (long)cli_int_of(word, "process"));
     return RS_OK;
 }
 
@@ -98,7 +95,7 @@ static const duty duties[] = {
     {"sweep", sweep},
     {"forget", forget},
     {"delete", delete_generation},
-    {"kill", end_process},
+    {"kill", end_rank},
     {"look", look},
     {"part", part},
 };

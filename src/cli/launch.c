@@ -203,11 +203,25 @@ rs_status launch_sweep_host(const rs_train_options *options, bool state)
     return state ? drop_state(options, false) : RS_OK;
 }
 
-/* True if a process belongs to the job, and to a supervisor of this host that is gone: its
- * launcher, or a rank. */
-static bool is_abandoned(const rs_train_options *options, long process)
+/* True if `word`, of a process's command line, is the job directory, by whatever path. */
+static bool is_job(const rs_train_options *options, long process, const char *word)
+{
+    char path[RS_TRAIN_PATH + 64];
+    struct stat a, b;
+    if (word[0] == '/')
+        snprintf(path, sizeof path, "%s", word);
+    else
+        snprintf(path, sizeof path, "/proc/%ld/cwd/%s", process, word);
+    return stat(path, &a) == 0 && stat(options->job, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+/* True if a process is a launcher or a rank of the job; with `deaf`, only of a supervisor of this
+ * host that is gone. */
+static bool is_of_job(const rs_train_options *options, long process, bool deaf)
 {
     char path[64], words[16384], wanted[RS_TRAIN_ID + 32];
+    bool job = false;
     snprintf(path, sizeof path, "/proc/%ld/cmdline", process);
     snprintf(wanted, sizeof wanted, "unix:reshard-%s-", options->id);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -215,23 +229,33 @@ static bool is_abandoned(const rs_train_options *options, long process)
     if (fd >= 0)
         close(fd);
     words[length > 0 ? length : 0] = '\0';
-    for (ssize_t at = 0; at < length; at += (ssize_t)strlen(words + at) + 1)
-        if (strncmp(words + at, wanted, strlen(wanted)) == 0)
-            return rs_link_is_deaf(words + at);
+    for (ssize_t at = 0; at < length; at += (ssize_t)strlen(words + at) + 1) {
+        const char *word = words + at;
+        if (deaf && strncmp(word, wanted, strlen(wanted)) == 0)
+            return rs_link_is_deaf(word);
+        if (!deaf && job && is_job(options, process, word))
+            return true;
+        job = strcmp(word, "--job") == 0;
+    }
     return false;
 }
 
-/* Ends one, and waits until it has gone. */
-static void end_abandoned(const rs_train_options *options, long process)
+/* Kills a process if it is_of_job, and waits so long until it has gone. */
+static void end_process(const rs_train_options *options, long process, bool deaf, int seconds)
 {
-    int held = process > 0 ? pidfd_open((pid_t)process, 0) : -1;
+    int held = process > 1 ? pidfd_open((pid_t)process, 0) : -1;
     struct pollfd ended = {.fd = held, .events = POLLIN};
     /* Held, the number is still that of the process that was looked at. */
-    if (held >= 0 && is_abandoned(options, process) &&
+    if (held >= 0 && is_of_job(options, process, deaf) &&
         pidfd_send_signal(held, SIGKILL, NULL, 0) == 0)
-        poll(&ended, 1, FENCE_SECONDS * 1000);
+        poll(&ended, 1, seconds * 1000);
     if (held >= 0)
         close(held);
+}
+
+void launch_end_rank(const rs_train_options *options, long process)
+{
+    end_process(options, process, false, 0);
 }
 
 /* Launchers of a supervisor that was killed go on, and ranks that they start: those that wait with
@@ -240,7 +264,7 @@ static void end_all_abandoned(const rs_train_options *options)
 {
     DIR *processes = opendir("/proc");
     for (struct dirent *entry; processes != NULL && (entry = readdir(processes)) != NULL;)
-        end_abandoned(options, strtol(entry->d_name, NULL, 10));
+        end_process(options, strtol(entry->d_name, NULL, 10), true, FENCE_SECONDS);
     if (processes != NULL)
         closedir(processes);
 }

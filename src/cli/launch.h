@@ -49,6 +49,10 @@ void launch_join(const rs_train_options *options, int world);
 /* The file in which the ranks of a world on this host show that they live; returns `path`. */
 char *launch_board(const rs_train_options *options, int world, char *path, size_t size);
 
+/* Kills a rank on this host, by the process that it told; nothing where another process has that
+ * number by now. */
+void launch_end_rank(const rs_train_options *options, long process);
+
 /* What a rank noted when it started: its process and host; false if it has not. */
 bool launch_find_rank(
     const rs_train_options *options, int world, int rank, long *process, char host[64]);

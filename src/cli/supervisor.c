@@ -250,7 +250,7 @@ static void end_stopped(supervisor *s)
     if (known && host != NULL && !host->here)
         fleet_tell_one(host, json_pack("{s:s,s:I}", "do", "kill", "process", (json_int_t)process));
     else if (known)
-        kill((pid_t)process, SIGKILL);
+        launch_end_rank(s->launch->options, process);
     s->active->deadline = cli_now() + 1;
 }
 
