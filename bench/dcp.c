@@ -99,7 +99,7 @@ static void load(const rs_space *space, const char *layout, const char *what, co
     meet();
     double begun = bench_now();
     need(rs_native_open_step(folder, 1, &native), "open");
-    need(rs_native_fits(native, space), "space");
+    need(rs_native_fits(native, space, 0, 1), "space");
     need(rs_native_load(native, placement, rank, &memory, &bytes), "load");
     told(what, begun);
     rs_native_close(native);

@@ -133,8 +133,11 @@ rs_status rs_native_extras(const rs_native *native, char **out) RS_MUST_CHECK;
 
 /* RS_ERR_MISMATCH names the first tensor or role of the space that the checkpoint lacks or has in
  * another shape or dtype, or has beyond it, but for what other formats say twice: steps of tensors
- * that are the checkpoint's, and masters that are the float32 params (which are compared). */
-rs_status rs_native_fits(const rs_native *native, const rs_space *space) RS_MUST_CHECK;
+ * that are the checkpoint's, and masters that are the float32 params. These are compared, which
+ * reads them: of `parts` calls, on as many ranks, each looks at its share of what is beyond the
+ * space. */
+rs_status rs_native_fits(
+    const rs_native *native, const rs_space *space, int part, int parts) RS_MUST_CHECK;
 
 /* Reads all shards of `holder` into its memory: exactly their bytes, `*bytes` (may be NULL) of
  * them. The space of the placement fits. */

@@ -106,10 +106,11 @@ typedef struct rs_ds_reader {
         rs_ds_member *items;
         size_t count, capacity;
     } members;
-    rs_names member_names; /* "STAGE\nNAME" */
-    int64_t left;          /* values that may still go into the extras */
-    double step;           /* of the optimizer; negative: none yet */
-    bool step_differs;
+    rs_names member_names;               /* "STAGE\nNAME" */
+    int64_t left;                        /* values that may still go into the extras */
+    double step;                         /* of the optimizer; negative: none yet */
+    bool step_differs;                   /* between groups or parameters */
+    json_t *steps;                       /* of the optimizer, by group or parameter */
     int64_t global_steps, skipped_steps; /* -1 */
     struct {
         rs_ds_part *items; /* tensors of layer and expert files, by layer, expert, then in order */

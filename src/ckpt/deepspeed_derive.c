@@ -172,8 +172,8 @@ static rs_status finish_extras(rs_ds_reader *reader)
         RS_TRY(rs_catalog_extra(reader->catalog, "step",
             step == (double)(int64_t)step ? json_integer((json_int_t)step) : json_real(step)));
     if (reader->step_differs)
-        RS_TRY(rs_catalog_warn(
-            reader->catalog, "the optimizer's step is not the same in all groups and ranks"));
+        RS_TRY(
+            rs_catalog_warn(reader->catalog, "the optimizer's step is not the same in all groups"));
     RS_TRY(
         rs_catalog_extra(reader->catalog, "tag", json_string(rs_path_base(reader->place->path))));
     if (json_array_size(reader->groups) > 0)
@@ -212,8 +212,9 @@ rs_status rs_ds_reader_init(rs_ds_reader *reader, rs_catalog *catalog, const rs_
         .skipped_steps = -1,
         .left = RS_VALUE_JSON_MOST,
         .weights = true,
-        .groups = json_array()};
-    return reader->groups != NULL ? RS_OK : rs_error_memory(64);
+        .groups = json_array(),
+        .steps = json_object()};
+    return reader->groups != NULL && reader->steps != NULL ? RS_OK : rs_error_memory(64);
 }
 
 void rs_ds_reader_fini(rs_ds_reader *reader)
@@ -231,6 +232,7 @@ void rs_ds_reader_fini(rs_ds_reader *reader)
     free(reader->members.items);
     rs_names_fini(&reader->member_names);
     json_decref(reader->groups);
+    json_decref(reader->steps);
     rs_assembly_fini(&reader->assembly);
     rs_rules_fini(&reader->rules);
     rs_pool_fini(&reader->pool);

@@ -16,6 +16,7 @@
  * Specification: docs/formats/deepspeed.md.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,13 +71,26 @@ rs_status rs_ds_group_name(rs_ds_reader *reader, int mp, size_t group, const cha
     return rs_pool_text(&reader->pool, name, strlen(name), out);
 }
 
-/* Remembers the optimizer's step, and whether all agree about it. */
-static void note_step(rs_ds_reader *reader, double step)
+/* Remembers the optimizer's step of a group or a parameter, which all ranks must agree about, and
+ * whether it is that of the others. */
+static rs_status note_step(
+    rs_ds_reader *reader, const rs_torch *torch, const char *name, double step)
 {
-    if (reader->step >= 0 && reader->step != step)
-        reader->step_differs = true;
+    const json_t *former = json_object_get(reader->steps, name);
+    if (!isfinite(step))
+        return rs_ds_malformed(torch, "the step of \"%s\" is no finite number", name);
+    if (former != NULL && json_real_value(former) != step)
+        return rs_ds_malformed(torch,
+            "is of step %.17g, by the state of \"%s\", and another rank's file of step %.17g: "
+            "these "
+            "are files of two saves",
+            step, name, json_real_value(former));
+    if (former == NULL && json_object_set_new(reader->steps, name, json_real(step)) != 0)
+        return rs_error_memory(strlen(name));
+    reader->step_differs = reader->step_differs || (reader->step >= 0 && reader->step != step);
     if (reader->step < 0)
         reader->step = step;
+    return RS_OK;
 }
 
 /* An entry of the catalog made of one number that only the pickle has. */
@@ -98,8 +112,8 @@ rs_status rs_ds_add_step(rs_ds_reader *reader, const rs_torch *torch, int mp, in
     int copy = dp * reader->tp + rs_ds_tp_of(reader, mp);
     if (rs_value_is(value, RS_VALUE_INT) || rs_value_is(value, RS_VALUE_FLOAT)) {
         if (step)
-            note_step(
-                reader, value->kind == RS_VALUE_FLOAT ? value->as.real : (double)value->as.integer);
+            RS_TRY(note_step(reader, torch, name,
+                value->kind == RS_VALUE_FLOAT ? value->as.real : (double)value->as.integer));
         return add_number(reader, name, role, value, copy);
     }
     rs_torch_tensor t;
@@ -107,7 +121,7 @@ rs_status rs_ds_add_step(rs_ds_reader *reader, const rs_torch *torch, int mp, in
     double number;
     RS_TRY(rs_torch_tensor_of(torch, value, &t));
     if (step && rs_torch_scalar(torch, value, &number) == RS_OK)
-        note_step(reader, number);
+        RS_TRY(note_step(reader, torch, name, number));
     RS_TRY(
         rs_assembly_local(&reader->assembly, name, role, 0, copy, t.dtype, t.ndim, t.shape, &id));
     reader->assembly.locals.items[id].whole = true;

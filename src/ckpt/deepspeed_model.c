@@ -355,8 +355,16 @@ static rs_status keep_extra(model_file *f, const char *rank, const char *key, co
     }
     if (rank[0] == '\0')
         return rs_catalog_extra(reader->catalog, key, json);
-    if (!json_equal(json, json_object_get(reader->catalog->extras, key)))
-        return keep_own(reader, rank, key, json);
+    const json_t *first = json_object_get(reader->catalog->extras, key);
+    if (!json_equal(json, first)) {
+        if (strcmp(key, "global_steps") != 0 || first == NULL)
+            return keep_own(reader, rank, key, json);
+        json_decref(json);
+        return rs_ds_malformed(&f->torch,
+            "its global_steps are not the %" JSON_INTEGER_FORMAT
+            " of the first rank's file: these are files of two saves",
+            json_integer_value(first));
+    }
     reader->left = left;
     json_decref(json);
     return RS_OK;

@@ -136,7 +136,7 @@ static rs_status check_said_twice(const rs_native *native, const rs_space *space
     return RS_OK;
 }
 
-rs_status rs_native_fits(const rs_native *native, const rs_space *space)
+rs_status rs_native_fits(const rs_native *native, const rs_space *space, int part, int parts)
 {
     size_t matched = 0;
     for (int t = 0; t < rs_space_tensor_count(space); t++)
@@ -146,7 +146,7 @@ rs_status rs_native_fits(const rs_native *native, const rs_space *space)
     for (size_t i = 0; i < native->catalog->entries.count; i++) {
         const rs_checkpoint_entry *entry = &rs_catalog_get(native->catalog, (int)i)->is;
         bool twice = false;
-        if (matched == native->catalog->entries.count ||
+        if (matched == native->catalog->entries.count || (int)(i % (size_t)parts) != part ||
             (rs_space_find_tensor(space, entry->name) >= 0 &&
                 rs_space_find_role(space, entry->role) >= 0))
             continue;

@@ -69,7 +69,7 @@ static rs_status load(rs_job *job, int64_t step, uint64_t *before, int64_t *byte
     rs_native *native = NULL;
     *bytes = 0;
     RS_TRY(rs_native_open_step(rs_save_folder(job->options, folder), step, &native));
-    rs_status status = rs_native_fits(native, job->space);
+    rs_status status = rs_native_fits(native, job->space, job->rank, job->ranks);
     if (status == RS_OK && job->state.holds)
         status = rs_native_load(
             native, job->state.placement, job->rank, rs_state_memory(&job->state), bytes);

@@ -322,6 +322,30 @@ static void test_warnings(void **state)
         "1114115.5"));
 }
 
+/* Files of two saves in one folder: refused, whichever number tells it, and in whichever form. */
+static void test_two_steps(void **state)
+{
+    (void)state;
+    for (int form = 0; form < 3; form++)
+        for (int stage = 1; stage <= 3; stage += 2) {
+            syn_run run = syn_usual(1, 4, stage);
+            syn_add(&run, "w", SYN_REPLICATED, 0, 2, 6, 4);
+            run.int_step = form == 1;
+            run.vector_step = form == 2;
+            assert_string_equal(warnings_of(&run), "");
+            run.ahead = 1;
+            refused(&run,
+                stage == 3 ? "zero_pp_rank_3_mp_rank_00_optim_states.pt: is of step 9, by the state"
+                           : "pp_rank_3_mp_rank_00_optim_states.pt: is of step 9, by the state of "
+                             "\"param_groups.0\", and another rank's file of step 7");
+            run.ahead = 2;
+            if (stage == 3) /* before it one rank's model file says it for all */
+                refused(&run,
+                    "zero_pp_rank_3_mp_rank_00_model_states.pt: its global_steps are not the 7 of "
+                    "the first rank's file");
+        }
+}
+
 /* J07: half of the ranks' files lie on another node's disk. */
 static void test_j07(void **state)
 {
@@ -607,6 +631,7 @@ int main(void)
         cmocka_unit_test(test_c08),
         cmocka_unit_test(test_e01),
         cmocka_unit_test(test_warnings),
+        cmocka_unit_test(test_two_steps),
         cmocka_unit_test(test_j07),
         cmocka_unit_test(test_g07),
         cmocka_unit_test(test_ambiguous),

@@ -218,7 +218,7 @@ static void check_fixture(const char *fixture, rs_dtype dtype, const char *saved
     check_layouts(space, &w, load_any, own);
     save_under(own, space, saved_under, saved);
     OK(rs_native_open_step(saved, 3, &native));
-    OK(rs_native_fits(native, space));
+    OK(rs_native_fits(native, space, 0, 1));
     check_layouts(space, &w, load_native, native);
     rs_native_close(native);
     OK(rs_checkpoint_open(saved, NULL, &again));

@@ -108,7 +108,7 @@ static void test_k02(void **state)
     OK(rs_native_open_step(source, 1, &from));
     OK(rs_native_open_step(target, 1, &to));
     assert_string_equal(rs_native_layout(to), "tp=8");
-    OK(rs_native_fits(to, space));
+    OK(rs_native_fits(to, space, 0, 1));
     OK(rs_native_words(from, space, a));
     OK(rs_native_words(to, space, b));
     assert_memory_equal(a, b, words * sizeof *a);

@@ -303,7 +303,7 @@ static void write_model(const syn_run *run, const char *folder, int t, int rank)
     }
     build_dict_end(&b);
     build_text(&b, "global_steps");
-    build_int(&b, 7);
+    build_int(&b, run->ahead == 2 && rank == run->dp - 1 ? 9 : 7);
     build_text(&b, "dp_world_size");
     build_int(&b, run->dp);
     build_text(&b, "ds_version");
@@ -380,10 +380,12 @@ static void write_numbers(build *b, const float *values, int64_t count, bool bf1
     free(half);
 }
 
-static void write_step(build *b, const syn_run *run, int group)
+static void write_step(build *b, const syn_run *run, int group, int rank)
 {
-    float step = (float)(7 + group * run->later);
     int64_t integer = 7 + group * run->later, one = 1;
+    if (run->ahead == 1 && rank == run->dp - 1)
+        integer += 2;
+    float step = (float)integer;
     build_text(b, "step");
     if (run->int_step)
         build_int(b, integer);
@@ -403,7 +405,7 @@ static void write_state(build *b, const syn_run *run, int t, int rank)
         build_int(b, g);
         build_dict(b);
         if (run->states[g] & SYN_EXP_AVG)
-            write_step(b, run, g);
+            write_step(b, run, g, rank);
         for (int s = 0; s < SYN_STATES; s++) {
             int64_t count, real;
             if ((run->states[g] & 1u << s) == 0)

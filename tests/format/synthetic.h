@@ -65,8 +65,9 @@ typedef struct syn_run {
     bool shift_weight;  /* element 0 of params[0]'s weight is not its master rounded */
     const char *alias;  /* of params[0], in shared_params; NULL */
     int later;          /* steps that each further group is ahead of the one before */
-    bool loaders;       /* the client keeps each rank's place in its data */
-    bool args; /* the client keeps Megatron's arguments, of another layout than the run's */
+    int ahead;    /* 1: the last dp rank's optimizer is two steps ahead, 2: its file says so */
+    bool loaders; /* the client keeps each rank's place in its data */
+    bool args;    /* the client keeps Megatron's arguments, of another layout than the run's */
 } syn_run;
 
 /* A run with the usual choices and no params. */

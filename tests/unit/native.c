@@ -160,7 +160,7 @@ static void test_any_layout_reads_any(void **state)
         OK(save_all(space, &from, round, (uint64_t)round));
         OK(rs_native_open_step(folder, round, &native));
         assert_int_equal(rs_native_step(native), round);
-        OK(rs_native_fits(native, space));
+        OK(rs_native_fits(native, space, 0, 1));
         for (int k = 0; k < 3; k++) {
             rs_layout to = random_layout(&random, 12, rs_space_layer_count(space));
             check_load(native, space, &to, (uint64_t)round);
@@ -475,19 +475,19 @@ static void test_does_not_fit(void **state)
     rs_model model = small_model();
     OK(save_all(space, &layout, 1, 1));
     OK(rs_native_open_step(folder, 1, &native));
-    OK(rs_native_fits(native, space));
+    OK(rs_native_fits(native, space, 0, 1));
     OK(rs_model_space(&model, RS_DTYPE_BF16, &other));
-    assert_int_equal(rs_native_fits(native, other), RS_ERR_MISMATCH);
+    assert_int_equal(rs_native_fits(native, other, 0, 1), RS_ERR_MISMATCH);
     rs_space_destroy(other);
     model.ffn = 54;
     OK(rs_model_space(&model, RS_DTYPE_F32, &other));
-    assert_int_equal(rs_native_fits(native, other), RS_ERR_MISMATCH);
+    assert_int_equal(rs_native_fits(native, other, 0, 1), RS_ERR_MISMATCH);
     assert_non_null(strstr(rs_error_message(), "mlp.gate"));
     rs_space_destroy(other);
     model.ffn = 7;
     model.qkv_bias = false;
     OK(rs_model_space(&model, RS_DTYPE_F32, &other));
-    assert_int_equal(rs_native_fits(native, other), RS_ERR_MISMATCH);
+    assert_int_equal(rs_native_fits(native, other, 0, 1), RS_ERR_MISMATCH);
     assert_non_null(strstr(rs_error_message(), "bias"));
     rs_space_destroy(other);
     rs_native_close(native);
@@ -555,7 +555,7 @@ static void check_for_layout(const rs_space *space, const rs_layout *from, const
     json_decref(laid);
     json_decref(saved);
     OK(rs_native_open_step(target, 1, &native));
-    OK(rs_native_fits(native, space));
+    OK(rs_native_fits(native, space, 0, 1));
     check_load(native, space, &other, 9);
     rs_native_close(native);
     OK(rs_remove_folder(target));
@@ -695,8 +695,12 @@ static void test_said_twice(void **state)
         OK(rs_space_add_tensor(job, &w, NULL));
         OK(save_all(both, &layout, i + 1, 1));
         OK(rs_native_open_step(folder, i + 1, &native));
-        OK(rs_native_fits(native, both));
-        assert_int_equal(rs_native_fits(native, job), RS_ERR_MISMATCH);
+        OK(rs_native_fits(native, both, 0, 1));
+        int refused = 0;
+        for (int part = 0; part < 3; part++)
+            refused += rs_native_fits(native, job, part, 3) != RS_OK;
+        assert_int_equal(refused, 1);
+        assert_int_equal(rs_native_fits(native, job, 0, 1), RS_ERR_MISMATCH);
         if (strstr(rs_error_message(), wanted[i]) == NULL)
             fail_msg("\"%s\" does not say \"%s\"", rs_error_message(), wanted[i]);
         rs_native_close(native);
