@@ -149,6 +149,10 @@ rs_status rs_checkpoint_hash(
  */
 rs_status rs_checkpoint_check(rs_checkpoint *checkpoint) RS_MUST_CHECK;
 
+/* Of that the replicas of one role's entries alone, and second names with bytes of their own; reads
+ * nothing else. */
+rs_status rs_checkpoint_check_replicas(rs_checkpoint *checkpoint, const char *role) RS_MUST_CHECK;
+
 /* How many checksums the files have, all of which rs_checkpoint_check compares. */
 size_t rs_checkpoint_checksums(const rs_checkpoint *checkpoint);
 

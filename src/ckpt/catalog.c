@@ -286,6 +286,11 @@ rs_status rs_catalog_warn(rs_catalog *catalog, const char *format, ...)
     return RS_OK;
 }
 
+rs_status rs_catalog_note(void *catalog, const char *text)
+{
+    return rs_catalog_warn(catalog, "%s", text);
+}
+
 static rs_status add_checksum(rs_catalog *catalog, rs_checksum *sum, const char *label)
 {
     RS_TRY(rs_pool_text(&catalog->pool, label, strlen(label), &sum->label));

@@ -197,6 +197,15 @@ rs_status rs_catalog_same(
 rs_status rs_catalog_hash(
     const rs_catalog *catalog, int id, char hex[RS_CHECKPOINT_HASH]) RS_MUST_CHECK;
 
+/* Gets a sentence about a checkpoint; one that makes it a warning of the catalog. */
+typedef rs_status rs_catalog_tell(void *context, const char *text);
+rs_catalog_tell rs_catalog_note;
+
+/* Compares what the files have of an entry more than once, its copies and a second name's own
+ * bytes, and tells what differs: in how many elements, and the first with its values. */
+rs_status rs_catalog_check_replicas(
+    const rs_catalog *catalog, int id, rs_catalog_tell *tell, void *context) RS_MUST_CHECK;
+
 /* See rs_checkpoint_check. */
 rs_status rs_catalog_check(rs_catalog *catalog) RS_MUST_CHECK;
 

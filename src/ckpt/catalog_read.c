@@ -14,6 +14,7 @@
  *    of the wanted ones: a disk would give them anyway.
  */
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -578,7 +579,19 @@ rs_status rs_catalog_same(
     return RS_OK;
 }
 
-static rs_status check_copies(rs_catalog *catalog, int id)
+__attribute__((format(printf, 3, 4))) static rs_status say(
+    rs_catalog_tell *tell, void *context, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tell(context, text);
+}
+
+static rs_status check_copies(
+    const rs_catalog *catalog, int id, rs_catalog_tell *tell, void *context)
 {
     char at[128];
     const rs_checkpoint_entry *entry = &rs_catalog_get(catalog, id)->is;
@@ -586,7 +599,7 @@ static rs_status check_copies(rs_catalog *catalog, int id)
         comparing c = {.catalog = catalog, .a = id, .b = id, .copy = copy};
         RS_TRY(compare(&c));
         if (c.differences > 0)
-            RS_TRY(rs_catalog_warn(catalog,
+            RS_TRY(say(tell, context,
                 "copies of %s of \"%s\" differ in %" PRId64
                 " elements: at %s copy 0 has %.9g, copy %d has %.9g",
                 entry->role, entry->name, c.differences, index_text(&c.first, at, sizeof at),
@@ -596,7 +609,7 @@ static rs_status check_copies(rs_catalog *catalog, int id)
 }
 
 /* A second name with bytes of its own. */
-static rs_status check_tie(rs_catalog *catalog, int id)
+static rs_status check_tie(const rs_catalog *catalog, int id, rs_catalog_tell *tell, void *context)
 {
     char at[128];
     const rs_catalog_entry *entry = rs_catalog_get(catalog, id);
@@ -606,19 +619,28 @@ static rs_status check_tie(rs_catalog *catalog, int id)
     const rs_checkpoint_entry *other = target >= 0 ? &rs_catalog_get(catalog, target)->is : NULL;
     if (other == NULL || other->dtype != entry->is.dtype || other->ndim != entry->is.ndim ||
         memcmp(entry->is.shape, other->shape, sizeof(int64_t) * (size_t)other->ndim) != 0)
-        return rs_catalog_warn(catalog,
+        return say(tell, context,
             "\"%s\" cannot be \"%s\" under another name: they differ in "
             "dtype or shape",
             entry->is.name, entry->is.alias_of);
     comparing c = {.catalog = catalog, .a = id, .b = target, .copy = -1};
     RS_TRY(compare(&c));
     if (c.differences > 0)
-        RS_TRY(rs_catalog_warn(catalog,
+        RS_TRY(say(tell, context,
             "\"%s\" is said to be \"%s\" under another name, but %" PRId64
             " elements differ: at %s it has %.9g, the other %.9g",
             entry->is.name, entry->is.alias_of, c.differences, index_text(&c.first, at, sizeof at),
             c.of_one, c.of_other));
     return RS_OK;
+}
+
+rs_status rs_catalog_check_replicas(
+    const rs_catalog *catalog, int id, rs_catalog_tell *tell, void *context)
+{
+    rs_entry_how how = rs_catalog_get(catalog, id)->how;
+    if (how == RS_ENTRY_PIECES || how == RS_ENTRY_EQUAL)
+        RS_TRY(check_copies(catalog, id, tell, context));
+    return check_tie(catalog, id, tell, context);
 }
 
 static rs_status check_rounding(rs_catalog *catalog, int id)
@@ -690,10 +712,7 @@ rs_status rs_catalog_check(rs_catalog *catalog)
     if (wrong > 10)
         RS_TRY(rs_catalog_warn(catalog, "%zu more with a wrong checksum", wrong - 10));
     for (size_t id = 0; id < catalog->entries.count; id++) {
-        rs_entry_how how = rs_catalog_get(catalog, (int)id)->how;
-        if (how == RS_ENTRY_PIECES || how == RS_ENTRY_EQUAL)
-            RS_TRY(check_copies(catalog, (int)id));
-        RS_TRY(check_tie(catalog, (int)id));
+        RS_TRY(rs_catalog_check_replicas(catalog, (int)id, rs_catalog_note, catalog));
         RS_TRY(check_rounding(catalog, (int)id));
     }
     return RS_OK;

@@ -2,6 +2,7 @@
 #include "reshard/checkpoint.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -124,6 +125,15 @@ rs_status rs_checkpoint_hash(
 rs_status rs_checkpoint_check(rs_checkpoint *checkpoint)
 {
     return rs_catalog_check(checkpoint->catalog);
+}
+
+rs_status rs_checkpoint_check_replicas(rs_checkpoint *checkpoint, const char *role)
+{
+    rs_catalog *catalog = checkpoint->catalog;
+    for (size_t id = 0; id < catalog->entries.count; id++)
+        if (strcmp(rs_catalog_get(catalog, (int)id)->is.role, role) == 0)
+            RS_TRY(rs_catalog_check_replicas(catalog, (int)id, rs_catalog_note, catalog));
+    return RS_OK;
 }
 
 size_t rs_checkpoint_warning_count(const rs_checkpoint *checkpoint)

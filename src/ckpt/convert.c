@@ -5,7 +5,8 @@
  * byte's place. output_write.c then makes it so, in "TARGET.tmp-reshard", which is renamed when all
  * of it is synced.
  *
- * 1. Each byte is read once, no temporary space is used beside the result.
+ * 1. Each byte is read once, and what is there more than once is compared; no temporary space is
+ *    used beside the result.
  * 2. Memory: a fixed number of buffers, whatever the sizes.
  * 3. The same source gives the same bytes, whatever threads and processes do it.
  * 4. Rank 0 of a group makes, renames and removes; the outcome of each phase is agreed on, so that
@@ -180,6 +181,71 @@ out:
     return status;
 }
 
+/* ---- what is to be known of the source ---- */
+
+static rs_status count(void *context, const char *text)
+{
+    (void)text;
+    ++*(uint64_t *)context;
+    return RS_OK;
+}
+
+static rs_status tell(void *context, const char *text)
+{
+    rs_writing_warn(context, "%s", text);
+    return RS_OK;
+}
+
+static void tell_warnings(const rs_writing *w)
+{
+    for (size_t i = 0; i < w->catalog->warnings.count; i++)
+        rs_writing_warn(w, "%s", w->catalog->warnings.items[i]);
+}
+
+/* True if an entry is written, or is what params that are written are rounded from. */
+static bool is_read(const rs_writing *w, const rs_writer *writer, const rs_catalog *source, int id)
+{
+    const rs_checkpoint_entry *entry = &rs_catalog_get(source, id)->is;
+    int param = rs_catalog_find(source, entry->name, "param");
+    const rs_catalog_entry *rounded = param >= 0 ? rs_catalog_get(source, param) : NULL;
+    return rs_select_takes(w, writer, entry->role) ||
+           (rounded != NULL && rounded->how == RS_ENTRY_ROUNDED && rounded->source == id);
+}
+
+static rs_status check_one(const rs_writing *w, const rs_catalog *source, int id, uint64_t *differs)
+{
+    const rs_convert_options *o = w->options;
+    if (o->cancelled != NULL && o->cancelled(o->context))
+        return rs_error_set(RS_ERR_CANCELLED, "interrupted");
+    return rs_catalog_check_replicas(source, id, count, differs);
+}
+
+/*
+ * Tells where replicas disagree, of which the first is what is written. The processes share them;
+ * what differs then all compare, so that all can tell it.
+ */
+static rs_status check_replicas(
+    const rs_writing *w, const rs_writer *writer, const rs_catalog *source)
+{
+    const rs_group *group = w->options->group;
+    size_t entries = source->entries.count;
+    uint64_t *differing = rs_calloc(entries, sizeof *differing);
+    rs_status status = differing != NULL ? RS_OK : rs_error_memory(entries * sizeof *differing);
+    for (size_t id = 0; id < entries && status == RS_OK; id++)
+        if ((int)(id % (size_t)rs_group_size(group)) == rs_group_rank(group) &&
+            is_read(w, writer, source, (int)id))
+            status = check_one(w, source, (int)id, &differing[id]);
+    RS_TRY_GOTO(rs_group_agree(group, status), out);
+    RS_TRY_GOTO(rs_group_add(group, differing, entries), out);
+    for (size_t id = 0; id < entries && status == RS_OK; id++)
+        if (differing[id] > 0)
+            status = rs_catalog_check_replicas(source, (int)id, tell, (void *)w);
+    status = rs_group_agree(group, status);
+out:
+    free(differing);
+    return status;
+}
+
 /* Adds up what all processes have read. */
 static rs_status count_read(rs_writing *w)
 {
@@ -241,11 +307,15 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
         status = rename_source(source, writer, options, &renamed);
     if (renamed != NULL)
         w.catalog = rs_checkpoint_catalog(renamed);
+    const rs_catalog *named = w.catalog;
     if (status == RS_OK)
         status = plan(&w, writer, &view);
     RS_TRY_GOTO(rs_group_agree(options->group, status), out);
-    if (!options->dry_run)
+    tell_warnings(&w);
+    if (!options->dry_run) {
+        RS_TRY_GOTO(check_replicas(&w, writer, named), out);
         RS_TRY_GOTO(write_all(&w, writer, &p, target), out);
+    }
     RS_TRY_GOTO(count_read(&w), out);
     if (report != NULL)
         *report = w.report;

@@ -28,7 +28,7 @@ static bool is_optimizer(const char *role)
     return strncmp(role, "exp_avg", 7) == 0 || strcmp(role, "momentum_buffer") == 0;
 }
 
-static bool is_taken(const rs_writing *w, const rs_writer *writer, const char *role)
+bool rs_select_takes(const rs_writing *w, const rs_writer *writer, const char *role)
 {
     return w->whole || strcmp(role, "param") == 0 ||
            (writer->buffers && strcmp(role, "buffer") == 0);
@@ -39,7 +39,7 @@ static void keep_taken(rs_writing *w, const rs_writer *writer)
 {
     size_t kept = 0;
     for (size_t i = 0; i < w->tensors.count; i++)
-        if (is_taken(w, writer, w->tensors.items[i].role))
+        if (rs_select_takes(w, writer, w->tensors.items[i].role))
             w->tensors.items[kept++] = w->tensors.items[i];
     w->tensors.count = kept;
 }
@@ -213,7 +213,7 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
     for (size_t i = 0; i < w->catalog->entries.count; i++) {
         const rs_catalog_entry *entry = rs_catalog_get(w->catalog, (int)i);
         optimizer = optimizer || is_optimizer(entry->is.role);
-        w->report.skipped += !is_taken(w, writer, entry->is.role);
+        w->report.skipped += !rs_select_takes(w, writer, entry->is.role);
     }
     if (writer->whole && !optimizer && !w->options->weights_only)
         return rs_error_set(RS_ERR_UNSUPPORTED,

@@ -12,4 +12,7 @@
  */
 rs_status rs_select(rs_writing *w, const rs_writer *writer) RS_MUST_CHECK;
 
+/* True if a role is written, after rs_select. */
+bool rs_select_takes(const rs_writing *w, const rs_writer *writer, const char *role);
+
 #endif

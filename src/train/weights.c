@@ -115,9 +115,9 @@ static rs_status read_role(const rs_job *job, const rs_checkpoint *c, int role)
 }
 
 /* The checkpoint under the canonical names; `*renamed` stays NULL where it has them. What else is
- * in it is left out, and rank 0 says so. */
+ * in it is left out, with a warning. */
 static rs_status rename_weights(
-    rs_job *job, const rs_checkpoint *checkpoint, rs_checkpoint **renamed)
+    const rs_job *job, const rs_checkpoint *checkpoint, rs_checkpoint **renamed)
 {
     const char *named = job->options->init_dialect;
     rs_rename_options how = {.space = job->space, .lenient = true};
@@ -130,13 +130,17 @@ static rs_status rename_weights(
     rs_status status = rs_checkpoint_rename(checkpoint, &how, renamed);
     rs_dialect_destroy(dialect);
     RS_TRY(status);
-    size_t first = rs_checkpoint_warning_count(checkpoint);
-    size_t end = rs_checkpoint_warning_count(*renamed);
-    for (size_t i = first; i < end && i < first + TOLD && job->rank == 0; i++)
-        rs_job_notice(job, "%s: %s", job->options->init, rs_checkpoint_warning_at(*renamed, i));
-    if (end > first + TOLD && job->rank == 0)
-        rs_job_notice(job, "%s: and %zu more", job->options->init, end - first - TOLD);
     return RS_OK;
+}
+
+/* Rank 0 says what is to be known of the weights. */
+static void tell_warnings(rs_job *job, const rs_checkpoint *weights)
+{
+    size_t count = rs_checkpoint_warning_count(weights);
+    for (size_t i = 0; i < count && i < TOLD && job->rank == 0; i++)
+        rs_job_notice(job, "%s: %s", job->options->init, rs_checkpoint_warning_at(weights, i));
+    if (count > TOLD && job->rank == 0)
+        rs_job_notice(job, "%s: and %zu more", job->options->init, count - TOLD);
 }
 
 /* Opens what the job begins with; rank 0 compares what several folders have. */
@@ -162,8 +166,14 @@ rs_status rs_init_state(rs_job *job)
     if (!job->state.holds)
         return RS_OK;
     RS_TRY(open_weights(job, &checkpoint));
-    rs_status status = rename_weights(job, checkpoint, &renamed);
+    rs_status status = RS_OK;
+    if (job->rank == 0)
+        status = rs_checkpoint_check_replicas(checkpoint, "param");
+    if (status == RS_OK)
+        status = rename_weights(job, checkpoint, &renamed);
     const rs_checkpoint *weights = renamed != NULL ? renamed : checkpoint;
+    if (status == RS_OK)
+        tell_warnings(job, weights);
     if (status == RS_OK)
         status = read_role(job, weights, roles->param);
     if (status == RS_OK && roles->master >= 0)

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 
 #include "build.h"
+#include "ckpt/publish.h"
+#include "reshard/convert.h"
 #include "synthetic.h"
 
 static char folder[256];
@@ -322,6 +324,49 @@ static void test_warnings(void **state)
         "1114115.5"));
 }
 
+static void collect(void *context, const char *warning)
+{
+    snprintf((char *)context + strlen(context), 4096 - strlen(context), "%s\n", warning);
+}
+
+/* What a conversion tells of the run. */
+static char *told_of(const syn_run *run, const char *to)
+{
+    static char all[4096];
+    char target[300];
+    rs_convert_options how = {.to = to, .warn = collect, .warn_context = all};
+    snprintf(target, sizeof target, "%s-%s", folder, to);
+    syn_write(run, folder);
+    rs_checkpoint *checkpoint = opened(folder);
+    all[0] = '\0';
+    assert_int_equal(rs_convert(checkpoint, target, &how, NULL), RS_OK);
+    rs_checkpoint_close(checkpoint);
+    assert_int_equal(rs_remove_folder(target), RS_OK);
+    syn_remove(folder);
+    return all;
+}
+
+/* What is written is the first of several copies: where they differ it is told, as what reading
+ * found is; not of what is left out. */
+static void test_told(void **state)
+{
+    (void)state;
+    syn_run run = syn_usual(4, 1, 1);
+    syn_add(&run, "w", SYN_ROWS, 0, 2, 8, 4);
+    syn_add(&run, "ln", SYN_REPLICATED, 0, 1, 4, 0);
+    assert_string_equal(told_of(&run, "safetensors"), "");
+    assert_string_equal(told_of(&run, "native"), "");
+    run.differs = 2;
+    for (int i = 0; i < 2; i++)
+        assert_string_equal(told_of(&run, i == 0 ? "safetensors" : "native"),
+            "copies of param of \"ln\" differ in 1 elements: at [2] copy 0 has 1114114, copy 2 has "
+            "1114115.5\n");
+    run = syn_usual(1, 2, 1);
+    syn_add(&run, "w", SYN_REPLICATED, 0, 2, 6, 4);
+    run.scaler_differs = true;
+    assert_non_null(strstr(told_of(&run, "native"), "its loss_scaler differs from that of rank 0"));
+}
+
 /* Files of two saves in one folder: refused, whichever number tells it, and in whichever form. */
 static void test_two_steps(void **state)
 {
@@ -631,6 +676,7 @@ int main(void)
         cmocka_unit_test(test_c08),
         cmocka_unit_test(test_e01),
         cmocka_unit_test(test_warnings),
+        cmocka_unit_test(test_told),
         cmocka_unit_test(test_two_steps),
         cmocka_unit_test(test_j07),
         cmocka_unit_test(test_g07),
