@@ -372,8 +372,7 @@ static rs_status compare_all(rs_hub *hub, faults *f)
 /* The index that counts in a folder: the model's, or the only one; NULL if there is none. */
 static rs_status choose_index(rs_hub *hub, const char **out)
 {
-    static const char *const usual[] = {
-        "model.safetensors.index.json", "pytorch_model.bin.index.json"};
+    static const char *const usual[] = {RS_HUB_INDEX, RS_HUB_TORCH_INDEX};
     static const char *const whole[] = {"model.safetensors", "pytorch_model.bin"};
     const rs_place *place = hub->place;
     size_t count = 0;

@@ -14,6 +14,10 @@
 #include "ckpt/format.h"
 #include "reshard/status.h"
 
+/* What the hub calls the index, of shards of safetensors and of torch. */
+#define RS_HUB_INDEX "model.safetensors.index.json"
+#define RS_HUB_TORCH_INDEX "pytorch_model.bin.index.json"
+
 /* A shard and the catalog's entries that it has: first .. end - 1. */
 typedef struct rs_hub_shard {
     const char *file; /* its name */

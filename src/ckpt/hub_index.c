@@ -16,8 +16,6 @@
 #include "ckpt/publish.h"
 #include "reshard/convert.h"
 
-#define INDEX "model.safetensors.index.json"
-#define TORCH_INDEX "pytorch_model.bin.index.json"
 #define ROW_MOST 1000000
 
 rs_status rs_hub_index_text(json_t *metadata, json_t *map, int64_t total_size, char **out)
@@ -105,7 +103,7 @@ static rs_status publish(
 {
     char *text = NULL;
     const char *first = hub->shards.items[0].file, *dot = strrchr(first, '.');
-    const char *usual = dot != NULL && strcmp(dot, ".bin") == 0 ? TORCH_INDEX : INDEX;
+    const char *usual = dot != NULL && strcmp(dot, ".bin") == 0 ? RS_HUB_TORCH_INDEX : RS_HUB_INDEX;
     const char *name = hub->index != NULL ? rs_path_base(hub->index) : usual;
     const json_t *old = json_object_get(json_object_get(hub->root, "metadata"), "total_size");
     bool right = hub->index != NULL && hub->faults == 0 && json_equal(map, hub->map) &&

@@ -16,8 +16,6 @@
 #include "ckpt/safetensors.h"
 #include "ckpt/writer.h"
 
-#define INDEX "model.safetensors.index.json"
-
 /* The end of the file that begins with tensor `first`. */
 static size_t end_of_file(const rs_writing *w, size_t first)
 {
@@ -115,7 +113,7 @@ static rs_status write_index(const rs_writing *w)
 {
     char *text = NULL;
     RS_TRY(rs_hub_index_text(NULL, w->own, w->report.bytes, &text));
-    rs_status status = rs_publish_text(w->folder, INDEX, text);
+    rs_status status = rs_publish_text(w->folder, RS_HUB_INDEX, text);
     free(text);
     return status;
 }
