@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -25,6 +26,7 @@
 #include "base/text.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/companions.h"
+#include "ckpt/format.h"
 #include "ckpt/publish.h"
 #include "ckpt/select.h"
 #include "ckpt/writer.h"
@@ -112,11 +114,16 @@ static rs_status begin(const rs_writing *w, const place *p, const char *target)
 {
     if (rs_group_rank(w->options->group) != 0)
         return RS_OK;
+    /* Errors here name the target, not what is made aside of it. */
+    if (!rs_is_folder(p->folder))
+        return rs_error_errno(is_there(p->folder) ? ENOTDIR : errno, "cannot make %s", target);
     RS_TRY(rs_publish_restore(p->folder, p->name));
     if (is_there(target) && !w->options->force)
         return rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
     RS_TRY(rs_remove_folder(p->path));
-    return rs_make_folder(p->path);
+    if (mkdir(p->path, 0777) != 0 && errno != EEXIST)
+        return rs_error_errno(errno, "cannot make %s", target);
+    return RS_OK;
 }
 
 /* Rank 0: completes what was written and puts it where it belongs. */

@@ -28,15 +28,25 @@
 #define PUSH_LEAST ((int64_t)8 << 20) /* the disk begins with this much, while more is written */
 #define OLD ".old-reshard"
 
-rs_status rs_out_create(rs_out *out, const char *folder, const char *name)
+/* Creates the file `path`, which errors call `folder`/`name`. */
+static rs_status create_as(rs_out *out, const char *path, const char *folder, const char *name)
 {
     *out = (rs_out){.fd = -1};
     RS_TRY(rs_path_join(folder, name, &out->path));
-    out->fd = open(out->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    out->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (out->fd >= 0)
         return RS_OK;
     rs_status status = rs_error_errno(errno, "cannot create %s", out->path);
     rs_out_fini(out);
+    return status;
+}
+
+rs_status rs_out_create(rs_out *out, const char *folder, const char *name)
+{
+    char *path = NULL;
+    RS_TRY(rs_path_join(folder, name, &path));
+    rs_status status = create_as(out, path, folder, name);
+    free(path);
     return status;
 }
 
@@ -226,7 +236,7 @@ rs_status rs_publish_text(const char *folder, const char *name, const char *text
         return rs_error_set(RS_ERR_ARGUMENT, "\"%s\": the name is too long", name);
     RS_TRY(rs_path_join(folder, aside, &path));
     unlink(path); /* of a process of the same number that was killed */
-    rs_status status = rs_out_create(&out, folder, aside);
+    rs_status status = create_as(&out, path, folder, name);
     if (status == RS_OK)
         status = rs_out_write(&out, text, strlen(text));
     if (status == RS_OK)

@@ -13,7 +13,7 @@
 /* A file being written from its beginning on. */
 typedef struct rs_out {
     int fd;     /* -1: none */
-    char *path; /* owned */
+    char *path; /* that errors name; owned */
     int64_t bytes;
     int64_t pushed; /* of them, on their way to the disk */
 } rs_out;
@@ -28,7 +28,8 @@ rs_status rs_out_finish(rs_out *out) RS_MUST_CHECK;
 /* Closes whatever state it is in; the file stays. Nothing after rs_out_finish. */
 void rs_out_fini(rs_out *out);
 
-/* `folder`/`name` with this text, replaced as a whole. */
+/* `folder`/`name` with this text, replaced as a whole; errors name it, not what is written aside.
+ */
 rs_status rs_publish_text(const char *folder, const char *name, const char *text) RS_MUST_CHECK;
 
 /* Renames, and syncs `folder`, where both names stand. RS_ERR_EXISTS if `to` is there and is no

@@ -138,9 +138,10 @@ void svg_text(svg *s, double x, double y, svg_style style, const char *format, .
     rs_text_append(&s->text, "</text>\n");
 }
 
-static rs_status write_file(const char *path, const char *data)
+/* Writes `aside`, which is to become `path`: the name that the user knows, and errors say. */
+static rs_status write_file(const char *aside, const char *path, const char *data)
 {
-    FILE *file = fopen(path, "w");
+    FILE *file = fopen(aside, "w");
     if (file == NULL)
         return rs_error_errno(errno, "%s", path);
     bool ok = fputs(data, file) >= 0;
@@ -158,7 +159,7 @@ rs_status svg_save(svg *s, const char *path, bool replace)
     rs_status status;
     RS_TRY_GOTO(rs_text_take(&name, &aside), done);
     RS_TRY_GOTO(rs_text_take(&s->text, &data), done);
-    RS_TRY_GOTO(write_file(aside, data), remove_aside);
+    RS_TRY_GOTO(write_file(aside, path, data), remove_aside);
     /* link refuses to replace, also a file that came into being meanwhile; rename replaces. */
     if (replace ? rename(aside, path) != 0 : link(aside, path) != 0) {
         status = errno == EEXIST

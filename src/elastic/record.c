@@ -197,10 +197,11 @@ static rs_status sync_folder(const char *job)
     return status;
 }
 
-static rs_status write_synced(const char *path, const char *text)
+/* Writes `aside`, which errors call `path`, as it will be called. */
+static rs_status write_synced(const char *aside, const char *path, const char *text)
 {
     size_t bytes = strlen(text);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0)
         return rs_error_errno(errno, "cannot create %s", path);
     rs_status status = RS_OK;
@@ -229,7 +230,7 @@ rs_status rs_record_write(const char *job, const rs_record *record)
     json_decref(root);
     if (text == NULL)
         return rs_error_set(RS_ERR_ARGUMENT, "the job's record cannot be written as JSON");
-    rs_status status = write_synced(aside, text);
+    rs_status status = write_synced(aside, path, text);
     free(text);
     if (status == RS_OK && rename(aside, path) != 0)
         status = rs_error_errno(errno, "cannot rename %s to %s", aside, path);

@@ -101,10 +101,10 @@ rs_status rs_control_replace(const char *job, const char *name, const char *text
     snprintf(aside, sizeof aside, "%s.%ld~", path, (long)getpid());
     int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
-        return rs_error_errno(errno, "cannot create %s", aside);
-    rs_status status = write_whole(fd, aside, text, strlen(text));
+        return rs_error_errno(errno, "cannot create %s", path);
+    rs_status status = write_whole(fd, path, text, strlen(text));
     if (close(fd) != 0 && status == RS_OK)
-        status = rs_error_errno(errno, "cannot write %s", aside);
+        status = rs_error_errno(errno, "cannot write %s", path);
     if (status == RS_OK && rename(aside, path) != 0)
         status = rs_error_errno(errno, "cannot rename %s to %s", aside, path);
     if (status != RS_OK)

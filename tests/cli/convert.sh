@@ -19,6 +19,8 @@ holds '{t["dtype"] for t in j["tensors"]} == {"bfloat16"} and len(j["tensors"]) 
 expect 0 '^equal: 11 tensors' verify cvjob hf --roles param
 expect 1 'master of .*: only in the first' verify cvjob hf
 refuse 1 'no optimizer state; --weights-only' convert hf native --to native
+refuse 1 'cannot make no/such/x: No such file' convert hf no/such/x --to native --weights-only
+refuse 1 'cannot make data/x: Not a directory' convert hf data/x --to native --weights-only
 expect 0 'wrote native' convert hf native --to native --weights-only
 expect 0 '^equal: 38 tensors' verify native hf
 expect 0 'wrote full: 44 tensors' convert cvjob full --to native

@@ -57,7 +57,7 @@ refuse 1 'small.svg exists already' plan "${tiny[@]}" --from tp=4 --to pp=4 --sv
 check "the picture is untouched" well_formed small.svg zero=1
 expect 0 'bytes moved' plan "${tiny[@]}" --from tp=4 --to pp=4 --svg small.svg --force
 check "the new picture" well_formed small.svg pp=4
-refuse 1 'no/such/folder/x.svg.*No such file' plan "${tiny[@]}" --from tp=4 --to pp=4 --svg no/such/folder/x.svg
+refuse 1 'no/such/folder/x.svg: No such file' plan "${tiny[@]}" --from tp=4 --to pp=4 --svg no/such/folder/x.svg
 expect 0 'bytes moved' plan --model llama-20m --from tp=8,dp=8,zero=1 --to pp=4,dp=16 --ranks-per-node 8 \
     --svg large.svg
 check "the large picture" well_formed large.svg Before After Transfers

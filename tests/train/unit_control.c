@@ -79,6 +79,8 @@ static void an_earlier_run_is_not_overwritten(void **state)
 {
     (void)state;
     rs_control_lock *lock;
+    assert_int_not_equal(rs_control_replace("nowhere", "metrics.jsonl", "{}\n"), RS_OK);
+    assert_non_null(strstr(rs_error_message(), "cannot create nowhere/metrics.jsonl: "));
     assert_int_equal(rs_control_replace(folder, "metrics.jsonl", "{}\n"), RS_OK);
     assert_int_equal(rs_control_claim(folder, false, &lock), RS_ERR_EXISTS);
     assert_non_null(strstr(rs_error_message(), "earlier run"));

@@ -73,6 +73,10 @@ static void records(void **state)
     assert_int_equal(rs_record_write(folder, &r), RS_OK);
     assert_int_equal(rs_record_read(folder, &found), RS_OK);
     rs_record_fini(&found);
+
+    /* Where it cannot be written, the record is named, not what is written aside. */
+    assert_int_not_equal(rs_record_write("nowhere", &r), RS_OK);
+    assert_non_null(strstr(rs_error_message(), "cannot create nowhere/state.json: "));
     rs_record_fini(&r);
     assert_int_equal(rs_record_remove(folder), RS_OK);
     assert_int_equal(rs_record_remove(folder), RS_OK);

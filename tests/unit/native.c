@@ -324,6 +324,8 @@ static void test_unfinished(void **state)
     OK(rs_save_prepare(&name));
     free(write_part(placement, 0, 7, &name));
     assert_int_equal(rs_checkpoint_open(folder, NULL, &checkpoint), RS_ERR_NOT_FOUND);
+    assert_int_not_equal(rs_publish_text(in_folder("no"), "latest", ""), RS_OK);
+    assert_non_null(strstr(rs_error_message(), "no/latest: No such file"));
     assert_int_equal(rs_checkpoint_open(in_folder("step-00000007.tmp-unit-1"), NULL, &checkpoint),
         RS_ERR_MALFORMED);
     assert_non_null(strstr(rs_error_message(), "not finished"));
