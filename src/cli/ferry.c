@@ -236,7 +236,7 @@ static void find_silence(supervisor *s)
         double silent = supervisor_silence(s, host);
         if (host->age > silent)
             silent = host->age;
-        if (host->link == NULL || silent <= s->launch->heartbeat)
+        if (!supervisor_is_silent(s, host, silent))
             continue;
         char why[256];
         snprintf(why, sizeof why,

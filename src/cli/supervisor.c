@@ -259,6 +259,11 @@ double supervisor_silence(const supervisor *s, const world_host *host)
     return s->looked - host->beat;
 }
 
+bool supervisor_is_silent(const supervisor *s, const world_host *host, double seconds)
+{
+    return host->link != NULL && seconds > s->launch->heartbeat;
+}
+
 static void check_beats(supervisor *s)
 {
     world *w = s->active;
@@ -267,7 +272,7 @@ static void check_beats(supervisor *s)
     for (int h = 0; h < w->host_count && s->stopped_rank[0] == '\0'; h++) {
         const world_host *host = &w->hosts[h];
         double silent = supervisor_silence(s, host);
-        if (host->link != NULL && silent > s->launch->heartbeat)
+        if (supervisor_is_silent(s, host, silent))
             snprintf(s->stopped_rank, sizeof s->stopped_rank,
                 "rank %d on %s has shown no sign of life for %.0f s", host->rank, host->name,
                 silent);

@@ -176,6 +176,9 @@ bool vigil_sees_death(const supervisor *s, const world *w);
  * those in which this process itself did something else. */
 double supervisor_silence(const supervisor *s, const world_host *host);
 
+/* True if a host that has joined its world has been silent, for `seconds`, longer than it may. */
+bool supervisor_is_silent(const supervisor *s, const world_host *host, double seconds);
+
 /* The job ends after its step, as on this signal. */
 void supervisor_stop(supervisor *s, int number);
 

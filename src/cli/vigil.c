@@ -100,7 +100,7 @@ static bool is_lost(supervisor *s, world *w, char *why, size_t size)
     }
     for (int h = 0; w == s->other && w->stage != WORLD_LEAVES && h < w->host_count; h++) {
         double silent = supervisor_silence(s, &w->hosts[h]);
-        if (w->hosts[h].link == NULL || silent <= s->launch->heartbeat)
+        if (!supervisor_is_silent(s, &w->hosts[h], silent))
             continue;
         snprintf(why, size, "rank %d on %.64s has shown no sign of life for %.0f s",
             w->hosts[h].rank, w->hosts[h].name, silent);
