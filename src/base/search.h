@@ -17,6 +17,12 @@ static inline int rs_compare_ints(const void *a, const void *b)
     return rs_compare(*(const int *)a, *(const int *)b);
 }
 
+/* The same of int64_t. */
+static inline int rs_compare_int64s(const void *a, const void *b)
+{
+    return rs_compare(*(const int64_t *)a, *(const int64_t *)b);
+}
+
 /*
  * The first of 0 .. count - 1 for which `condition` on `index` does not hold, `count` if it holds
  * for all: RS_SEARCH(n, k, items[k].key < key). It must hold up to some index and for none behind.

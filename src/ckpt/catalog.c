@@ -27,6 +27,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "base/text.h"
 
 #define BOX_TEXT 256
@@ -342,16 +343,16 @@ static int compare_pieces(const void *a, const void *b, void *context)
     const rs_catalog *catalog = context;
     const rs_stored_piece *x = a, *y = b;
     if (x->entry != y->entry)
-        return x->entry < y->entry ? -1 : 1;
+        return rs_compare(x->entry, y->entry);
     if (x->copy != y->copy)
-        return x->copy < y->copy ? -1 : 1;
+        return rs_compare(x->copy, y->copy);
     int ndim = catalog->entries.items[x->entry].is.ndim;
     const int64_t *p = catalog->numbers.items + x->numbers;
     const int64_t *q = catalog->numbers.items + y->numbers;
     for (int i = 0; i < 2 * ndim; i++)
         if (p[i] != q[i])
-            return p[i] < q[i] ? -1 : 1;
-    return x->offset < y->offset ? -1 : x->offset > y->offset;
+            return rs_compare(p[i], q[i]);
+    return rs_compare(x->offset, y->offset);
 }
 
 static const char *where(const rs_catalog *catalog, int file)
@@ -379,8 +380,8 @@ static int compare_spans(const void *a, const void *b)
 {
     const span *x = a, *y = b;
     if (x->begin != y->begin)
-        return x->begin < y->begin ? -1 : 1;
-    return x->end < y->end ? -1 : x->end > y->end;
+        return rs_compare(x->begin, y->begin);
+    return rs_compare(x->end, y->end);
 }
 
 /* No two of the boxes, which are known to meet in all dimensions below `dim`, overlap. */

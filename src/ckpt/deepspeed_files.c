@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "base/text.h"
 #include "ckpt/deepspeed.h"
 #include "ckpt/torch_read.h"
@@ -101,7 +102,7 @@ static int by_number(const void *a, const void *b)
     const int q[] = {(int)y->kind, y->mp, y->layer, y->expert, y->dp};
     for (int i = 0; i < 5; i++)
         if (p[i] != q[i])
-            return p[i] < q[i] ? -1 : 1;
+            return rs_compare(p[i], q[i]);
     return 0;
 }
 

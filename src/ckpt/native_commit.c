@@ -23,6 +23,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "base/text.h"
 #include "ckpt/format.h"
 #include "ckpt/logical.h"
@@ -90,8 +91,7 @@ char *rs_native_file_name(int rank, char text[RS_NATIVE_NAME])
 
 static int newest_first(const void *a, const void *b)
 {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? 1 : x > y ? -1 : 0;
+    return rs_compare_int64s(b, a);
 }
 
 static rs_status list_steps(const char *folder, int64_t **steps, size_t *count)

@@ -25,6 +25,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "ckpt/format.h"
 
 #define HEADER_MOST 100000000
@@ -419,8 +420,8 @@ static int by_range(const void *a, const void *b)
 {
     const tensor *x = *(const tensor *const *)a, *y = *(const tensor *const *)b;
     if (x->begin != y->begin)
-        return x->begin < y->begin ? -1 : 1;
-    return x->end < y->end ? -1 : x->end > y->end;
+        return rs_compare(x->begin, y->begin);
+    return rs_compare(x->end, y->end);
 }
 
 /* The ranges tile the rest of the file. */

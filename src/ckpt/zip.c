@@ -29,6 +29,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 #define END_BYTES 22
 #define END_REACH (65535 + END_BYTES)
@@ -291,7 +292,7 @@ static int by_header(const void *a, const void *b)
 {
     const rs_zip_entry *x = *(const rs_zip_entry *const *)a;
     const rs_zip_entry *y = *(const rs_zip_entry *const *)b;
-    return x->header < y->header ? -1 : x->header > y->header;
+    return rs_compare(x->header, y->header);
 }
 
 static rs_status check_overlaps(directory *d, const rs_zip *zip)

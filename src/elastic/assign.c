@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 /* A problem with rows <= columns; weights are read through `turned`. */
 typedef struct problem {
@@ -137,10 +138,10 @@ static int compare_pairs(const void *a, const void *b)
     const pair *x = a;
     const pair *y = b;
     if (x->weight != y->weight)
-        return x->weight > y->weight ? -1 : 1;
+        return rs_compare(y->weight, x->weight);
     if (x->row != y->row)
-        return x->row < y->row ? -1 : 1;
-    return (x->column > y->column) - (x->column < y->column);
+        return rs_compare(x->row, y->row);
+    return rs_compare(x->column, y->column);
 }
 
 static rs_status solve_greedily(const int64_t *weight, int rows, int columns, int *pick)

@@ -65,7 +65,7 @@ static int compare_in_holder(const void *a, const void *b)
     if (order == 0)
         order = rs_compare(x->segment, y->segment);
     if (order == 0)
-        order = (x->offset > y->offset) - (x->offset < y->offset);
+        order = rs_compare(x->offset, y->offset);
     if (order == 0)
         order = rs_compare(x->tensor, y->tensor);
     return order != 0 ? order : rs_box_compare(&x->box, &y->box);

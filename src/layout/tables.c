@@ -22,6 +22,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 
 /* ---- answers ---- */
 
@@ -291,13 +292,6 @@ static void sort_roles(rs_tables *tables)
     }
 }
 
-static int compare_layers(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a;
-    int64_t y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Runs of alike layers begin at layer 0, and where the layers of a tensor begin or end. */
 static void find_runs(const rs_tables *tables, scratch *room)
 {
@@ -321,7 +315,7 @@ static void find_runs(const rs_tables *tables, scratch *room)
                 starts[count++] = layer + 1;
         }
     }
-    qsort(starts, count, sizeof *starts, compare_layers);
+    qsort(starts, count, sizeof *starts, rs_compare_int64s);
     size_t kept = 0;
     for (size_t i = 1; i < count; i++)
         if (starts[i] != starts[kept])

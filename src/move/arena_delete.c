@@ -18,6 +18,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "move/arena_table.h"
 #include "reshard/arena.h"
 
@@ -62,9 +63,7 @@ static rs_status add_ranges(const rs_table *table, const rs_extent *extent, rang
 
 static int compare_ranges(const void *a, const void *b)
 {
-    int64_t x = ((const range *)a)->begin;
-    int64_t y = ((const range *)b)->begin;
-    return x < y ? -1 : x > y;
+    return rs_compare(((const range *)a)->begin, ((const range *)b)->begin);
 }
 
 /* Collects, sorted, the ranges of `extent` that the tables in the folder name. */

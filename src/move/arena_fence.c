@@ -28,6 +28,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "move/arena_table.h"
 #include "move/room.h"
 #include "reshard/arena.h"
@@ -161,8 +162,8 @@ static int compare_places(const void *a, const void *b)
 {
     const rs_arena_place *x = a, *y = b;
     if (x->generation != y->generation)
-        return x->generation < y->generation ? -1 : 1;
-    return x->rank < y->rank ? -1 : x->rank > y->rank;
+        return rs_compare(x->generation, y->generation);
+    return rs_compare(x->rank, y->rank);
 }
 
 rs_status rs_arena_list(const rs_keeper *keeper, rs_arena_place **out, size_t *count)

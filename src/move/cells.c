@@ -23,9 +23,9 @@
 static int compare_keys(const rs_cell *a, int tensor, int role, int64_t first)
 {
     if (a->tensor != tensor)
-        return a->tensor < tensor ? -1 : 1;
+        return rs_compare(a->tensor, tensor);
     if (a->role != role)
-        return a->role < role ? -1 : 1;
+        return rs_compare(a->role, role);
     return rs_front_begin(&a->box) < first ? -1 : rs_front_begin(&a->box) > first;
 }
 

@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "plan/pieces.h"
 
 enum { COUNTED = 0, HELD = 2, EXPECTED = 4, WORDS = 6 };
@@ -73,13 +74,13 @@ static int compare_placed(const void *a, const void *b)
     const placed *one = a;
     const placed *other = b;
     if (one->cell.role != other->cell.role)
-        return one->cell.role < other->cell.role ? -1 : 1;
+        return rs_compare(one->cell.role, other->cell.role);
     if (one->cell.segment != other->cell.segment)
-        return one->cell.segment < other->cell.segment ? -1 : 1;
+        return rs_compare(one->cell.segment, other->cell.segment);
     if (one->offset != other->offset)
-        return one->offset < other->offset ? -1 : 1;
+        return rs_compare(one->offset, other->offset);
     if (one->cell.tensor != other->cell.tensor)
-        return one->cell.tensor < other->cell.tensor ? -1 : 1;
+        return rs_compare(one->cell.tensor, other->cell.tensor);
     return rs_box_compare(&one->cell.box, &other->cell.box);
 }
 

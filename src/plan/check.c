@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "plan/plan.h"
 
 typedef struct proof {
@@ -268,9 +269,9 @@ static int compare_pairs(const void *a, const void *b)
     const rs_copy *one = a;
     const rs_copy *other = b;
     if (one->source != other->source)
-        return one->source < other->source ? -1 : 1;
+        return rs_compare(one->source, other->source);
     if (one->target != other->target)
-        return one->target < other->target ? -1 : 1;
+        return rs_compare(one->target, other->target);
     return rs_copy_compare(one, other);
 }
 

@@ -251,9 +251,9 @@ static int compare_fragments(const void *a, const void *b, void *context)
         int x = cutter->list.items[one->first + i];
         int y = cutter->list.items[other->first + i];
         if (x != y)
-            return x < y ? -1 : 1;
+            return rs_compare(x, y);
     }
-    return (left > right) - (left < right);
+    return rs_compare(left, right);
 }
 
 static bool same_covers(const rs_cutter *cutter, int left, int right)

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "train/sequence.h"
 
 struct rs_moe_watch {
@@ -71,13 +72,6 @@ void rs_moe_watch_begin(rs_moe_watch *w, int64_t step)
     w->totals = (rs_moe_totals){0};
 }
 
-static int compare(const void *a, const void *b)
-{
-    int32_t x = *(const int32_t *)a;
-    int32_t y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* `count` tokens of a sequence, from `position` on. */
 static void write_run(rs_moe_watch *w, int64_t layer, int64_t sequence, int64_t position,
     int64_t count, const int32_t *choice)
@@ -89,7 +83,7 @@ static void write_run(rs_moe_watch *w, int64_t layer, int64_t sequence, int64_t 
         position);
     for (int64_t t = 0; t < count; t++) {
         memcpy(w->experts, choice + t * k, (size_t)k * sizeof *w->experts);
-        qsort(w->experts, (size_t)k, sizeof *w->experts, compare);
+        qsort(w->experts, (size_t)k, sizeof *w->experts, rs_compare_ints);
         for (int64_t j = 0; j < k; j++)
             fprintf(w->trace, " %" PRId32, w->experts[j]);
     }

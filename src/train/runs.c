@@ -30,7 +30,7 @@ rs_status rs_runs_add(rs_runs *runs, const rs_run *run)
 static int compare(const void *a, const void *b)
 {
     const rs_run *x = a, *y = b;
-    return (x->begin > y->begin) - (x->begin < y->begin);
+    return rs_compare(x->begin, y->begin);
 }
 
 void rs_runs_sort(rs_runs *runs, size_t size)

@@ -34,6 +34,7 @@
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/search.h"
 #include "train/bfloat16.h"
 #include "train/group.h"
 #include "train/method.h"
@@ -152,7 +153,7 @@ typedef struct sorted {
 static int compare_boxes(const sorted *a, const sorted *b)
 {
     if (a->cell->tensor != b->cell->tensor)
-        return a->cell->tensor < b->cell->tensor ? -1 : 1;
+        return rs_compare(a->cell->tensor, b->cell->tensor);
     return rs_box_compare(&a->cell->box, &b->cell->box);
 }
 
@@ -160,7 +161,7 @@ static int compare_cells(const void *a, const void *b)
 {
     const sorted *x = a, *y = b;
     int order = compare_boxes(x, y);
-    return order != 0 ? order : (x->cell->role > y->cell->role) - (x->cell->role < y->cell->role);
+    return order != 0 ? order : rs_compare(x->cell->role, y->cell->role);
 }
 
 /* Groups the rank's cells by box; of each group, cells[number of the update role's cell] gets the
