@@ -4,35 +4,38 @@
 set -u
 . "$(dirname "$0")/lib.sh"
 
+# A name that no other run of this test has: what is left in memory is looked for by it.
+cvjob=cvjob$$
+
 seq 1 6000 >data
 small=(train --model llama-tiny --data data --seq 16 --global-batch 4 --micro-batch 2)
-expect 0 'saved step 2' "${small[@]}" --layout tp=2,dp=2,zero=1 --steps 2 --job cvjob --dtype bf16
+expect 0 'saved step 2' "${small[@]}" --layout tp=2,dp=2,zero=1 --steps 2 --job $cvjob --dtype bf16
 
-expect 0 'would write hf: 38 tensors' convert cvjob hf --to safetensors --dry-run
+expect 0 'would write hf: 38 tensors' convert $cvjob hf --to safetensors --dry-run
 check "nothing was made" test ! -e hf
-expect 0 'wrote hf: 38 tensors, 5.66 MiB in 1 file' convert cvjob hf --to safetensors
-refuse 1 'hf: is there already' convert cvjob hf --to safetensors
-expect 0 'in [0-9]+ files' convert cvjob hf --to safetensors --force --max-shard-size 1000000
+expect 0 'wrote hf: 38 tensors, 5.66 MiB in 1 file' convert $cvjob hf --to safetensors
+refuse 1 'hf: is there already' convert $cvjob hf --to safetensors
+expect 0 'in [0-9]+ files' convert $cvjob hf --to safetensors --force --max-shard-size 1000000
 check "an index and no rest" bash -c "ls -a hf . | grep -c reshard | grep -qx 0 && test -e hf/model.safetensors.index.json"
 holds '{t["dtype"] for t in j["tensors"]} == {"bfloat16"} and len(j["tensors"]) == 38 and not j["warnings"] and
     "model.layers.3.mlp.down_proj.weight" in {t["name"] for t in j["tensors"]}' inspect hf --json
-expect 0 '^equal: 11 tensors' verify cvjob hf --roles param
-expect 1 'master of .*: only in the first' verify cvjob hf
+expect 0 '^equal: 11 tensors' verify $cvjob hf --roles param
+expect 1 'master of .*: only in the first' verify $cvjob hf
 refuse 1 'no optimizer state; --weights-only' convert hf native --to native
 refuse 1 'cannot make no/such/x: No such file' convert hf no/such/x --to native --weights-only
 refuse 1 'cannot make data/x: Not a directory' convert hf data/x --to native --weights-only
 expect 0 'wrote native' convert hf native --to native --weights-only
 expect 0 '^equal: 38 tensors' verify native hf
-expect 0 'wrote full: 44 tensors' convert cvjob full --to native
-expect 0 '^equal: 44 tensors' verify full cvjob
+expect 0 'wrote full: 44 tensors' convert $cvjob full --to native
+expect 0 '^equal: 44 tensors' verify full $cvjob
 expect 0 'checksums: all 44 are right' verify full
 expect 0 'structure only' verify hf
-expect 0 'goes on|step 3/3' train --resume cvjob --steps 3 --override steps --layout pp=2
-expect 1 '^different: 44 tensors' verify full cvjob
-expect 0 '^equal: 44 tensors' verify full cvjob/checkpoints/step-00000002
-expect 1 'elements differ, the first at \[' verify full cvjob --rtol 1e-9
-expect 0 '^equal: 44 tensors' verify full cvjob --atol 10 --roles exp_avg,master,param,exp_avg_sq
-expect 1 'beside the tensors, "training": .*"steps":2.*"steps":3' verify full cvjob --atol 10
+expect 0 'goes on|step 3/3' train --resume $cvjob --steps 3 --override steps --layout pp=2
+expect 1 '^different: 44 tensors' verify full $cvjob
+expect 0 '^equal: 44 tensors' verify full $cvjob/checkpoints/step-00000002
+expect 1 'elements differ, the first at \[' verify full $cvjob --rtol 1e-9
+expect 0 '^equal: 44 tensors' verify full $cvjob --atol 10 --roles exp_avg,master,param,exp_avg_sq
+expect 1 'beside the tensors, "training": .*"steps":2.*"steps":3' verify full $cvjob --atol 10
 refuse 2 'nowhere' verify full nowhere
 printf X | dd of=full/step-00000002/rank-00000.safetensors bs=1 seek=300000 conv=notrunc 2>/dev/null
 expect 1 'rank-00000.safetensors: byte .* is damaged' verify full
@@ -43,10 +46,10 @@ expect 0 'wrote weights.pt: 38 tensors' convert hf weights.pt --to torch --weigh
 expect 0 '^equal: 38 tensors' verify weights.pt hf
 refuse 1 'weights.pt: is there already' convert hf weights.pt --to torch --weights-only
 refuse 1 'no optimizer state; --weights-only' convert hf whole.pt --to torch
-expect 0 'wrote whole.pt: 152 tensors' convert cvjob whole.pt --to torch
-expect 0 '^equal: 44 tensors' verify whole.pt cvjob
+expect 0 'wrote whole.pt: 152 tensors' convert $cvjob whole.pt --to torch
+expect 0 '^equal: 44 tensors' verify whole.pt $cvjob
 expect 0 'wrote again: 152 tensors' convert whole.pt again --to native
-expect 0 '^equal: 44 tensors' verify again cvjob
+expect 0 '^equal: 44 tensors' verify again $cvjob
 expect 0 'wrote half.pt' convert whole.pt half.pt --to torch --dtype fp32,exp_avg=bf16
 holds '{(t["role"], t["dtype"]) for t in j["tensors"]} == {("param", "float32"), ("master", "float32"),
     ("exp_avg", "bfloat16"), ("exp_avg_sq", "float32")}' inspect half.pt --json
@@ -54,44 +57,44 @@ expect 0 '^equal: 38 tensors' verify whole.pt half.pt --roles exp_avg_sq
 refuse 2 'nothing of role "momentum"' convert whole.pt no.pt --to torch --dtype momentum=bf16
 refuse 2 'must be float64, float32' convert whole.pt no.pt --to torch --dtype int8
 # DeepSpeed's universal checkpoints.
-expect 0 'wrote uni: 152 tensors' convert cvjob uni --to deepspeed-universal
+expect 0 'wrote uni: 152 tensors' convert $cvjob uni --to deepspeed-universal
 check "its pointer" test "$(cat uni/latest_universal)" = global_step3_universal
-expect 0 '^equal: 11 tensors' verify uni cvjob --roles master
-expect 0 '^equal: 22 tensors' verify uni cvjob --roles exp_avg,exp_avg_sq
+expect 0 '^equal: 11 tensors' verify uni $cvjob --roles master
+expect 0 '^equal: 22 tensors' verify uni $cvjob --roles exp_avg,exp_avg_sq
 # Its parameter groups: the rate of the next step, and which parameters they have.
 holds '(lambda g: j["extras"]["step"] == 3 and [x["weight_decay"] for x in g] == [0.1, 0.0] and
     all(abs(x["lr"] - 1.2e-4) < 1e-12 and x["initial_lr"] == 3e-4 and x["betas"] == [0.9, 0.95] for x in g) and
     "model.layers.3.mlp.down_proj.weight" in g[0]["param_names"] and g[1]["param_names"][-1] == "model.norm.weight" and
     sum(len(x["param_names"]) for x in g) == 38 and j["extras"]["global_steps"] == 3)(j["extras"]["param_groups"])' \
     inspect uni --json
-refuse 2 'not with --weights-only' convert cvjob no --to deepspeed-universal --weights-only
-refuse 1 'universal checkpoints know tp, pp, dp and zero alone' convert cvjob no --to deepspeed-universal --layout cp=2
-refuse 2 'is for no layout; native and universal' convert cvjob no --to safetensors --layout tp=2
-refuse 1 'nothing says how it is cut over 2' convert cvjob no --to deepspeed-universal --layout tp=2
+refuse 2 'not with --weights-only' convert $cvjob no --to deepspeed-universal --weights-only
+refuse 1 'universal checkpoints know tp, pp, dp and zero alone' convert $cvjob no --to deepspeed-universal --layout cp=2
+refuse 2 'is for no layout; native and universal' convert $cvjob no --to safetensors --layout tp=2
+refuse 1 'nothing says how it is cut over 2' convert $cvjob no --to deepspeed-universal --layout tp=2
 cat >rules.json <<'RULES'
 {"rules": [{"match": ".*embed_tokens", "split": 0, "vocabulary": 256}, {"match": ".*(o|down)_proj", "split": 1},
            {"match": ".*norm", "replicated": true}, {"match": ".*_proj", "split": 0},
            {"match": "lm_head", "split": 0, "vocabulary": 256}]}
 RULES
-expect 0 'wrote sliced: 152 tensors' convert cvjob sliced --to deepspeed-universal --layout tp=2,dp=2,zero=3 \
+expect 0 'wrote sliced: 152 tensors' convert $cvjob sliced --to deepspeed-universal --layout tp=2,dp=2,zero=3 \
     --rules rules.json --universal-version 0.4
 check "a model file for each of its ranks" bash -c \
     'test "$(cd sliced/global* && echo *.pt)" = "zero_pp_rank_0_mp_rank_00_model_states.pt zero_pp_rank_0_mp_rank_01_model_states.pt"'
-expect 0 '^equal: 44 tensors' verify sliced cvjob --roles param,master,exp_avg,exp_avg_sq
+expect 0 '^equal: 44 tensors' verify sliced $cvjob --roles param,master,exp_avg,exp_avg_sq
 holds 'j["extras"]["step"] == j["extras"]["global_steps"] == 3 and len(j["extras"]["param_groups"]) == 2' inspect sliced --json
 holds '(lambda i: i["universal_checkpoint_version"] == 0.4 and i["original_vocab_size"] == 256 and
     len(i["parameter_with_row_parallelism_patterns"]) == 8 and len(i["tp_replicated_parameter_patterns"]) == 9 and
     "^model\\.norm\\.weight$" in i["tp_replicated_parameter_patterns"])(j["extras"]["universal_checkpoint_info"])' \
     inspect sliced --json
-expect 0 'wrote bare' convert cvjob bare --to native --weights-only
-expect 0 '^equal: 11 tensors' verify bare cvjob --roles param
+expect 0 'wrote bare' convert $cvjob bare --to native --weights-only
+expect 0 '^equal: 11 tensors' verify bare $cvjob --roles param
 check "nothing is left behind" bash -c "test -z \"\$(ls -a | grep reshard)\""
 
 # Laid out for another layout: a file for each of its ranks, which a job that has it goes on from.
-expect 0 'wrote laid: 44 tensors' convert cvjob laid --to native --layout pp=2,dp=2,zero=1
+expect 0 'wrote laid: 44 tensors' convert $cvjob laid --to native --layout pp=2,dp=2,zero=1
 check "the files of its ranks" test "$(ls laid/step-00000003 | tr '\n' ' ')" = "manifest.json rank-00000.safetensors \
 rank-00001.safetensors rank-00002.safetensors rank-00003.safetensors "
-expect 0 '^equal: 44 tensors' verify laid cvjob
+expect 0 '^equal: 44 tensors' verify laid $cvjob
 expect 0 'checksums: all [0-9]+ are right' verify laid
 holds 'j["layout"] == "pp=2,dp=2,zero=1"' inspect laid --json
 mkdir laidjob
@@ -101,33 +104,33 @@ refuse 1 'nothing says how tp=2 cuts it' convert hf no --to native --weights-onl
 expect 0 'wrote flat' convert hf flat --to native --weights-only --layout dp=3,zero=3
 expect 0 '^equal: 38 tensors' verify flat hf
 expect 0 'wrote fromhf' convert hf fromhf --to native --weights-only --layout tp=4 --dialect reshard --model llama-tiny
-expect 0 '^equal: 11 tensors' verify fromhf cvjob/checkpoints/step-00000002 --roles param
+expect 0 '^equal: 11 tensors' verify fromhf $cvjob/checkpoints/step-00000002 --roles param
 
 # Sizes with units; nothing but the right words.
-expect 0 'in [0-9]+ files' convert cvjob hf --to safetensors --force --max-shard-size 1MB --memory 1MiB
-refuse 2 '--memory: wanted bytes from 1048576 on, or with a unit' convert cvjob hf2 --to native --memory 1KiB
-refuse 2 'with a layout each of its ranks has one file' convert cvjob hf2 --to native --layout dp=2,zero=1 --max-shard-size 1MB
-refuse 2 'torch is not divided by size' convert cvjob hf2 --to torch --max-shard-size 1MB
+expect 0 'in [0-9]+ files' convert $cvjob hf --to safetensors --force --max-shard-size 1MB --memory 1MiB
+refuse 2 '--memory: wanted bytes from 1048576 on, or with a unit' convert $cvjob hf2 --to native --memory 1KiB
+refuse 2 'with a layout each of its ranks has one file' convert $cvjob hf2 --to native --layout dp=2,zero=1 --max-shard-size 1MB
+refuse 2 'torch is not divided by size' convert $cvjob hf2 --to torch --max-shard-size 1MB
 check "nothing was made of it" test ! -e hf2
-refuse 2 'found .5XB' convert cvjob hf2 --to native --max-shard-size 5XB
-holds 'j["bytes_read"] == j["bytes"]' convert cvjob again2 --to native --json
+refuse 2 'found .5XB' convert $cvjob hf2 --to native --max-shard-size 5XB
+holds 'j["bytes_read"] == j["bytes"]' convert $cvjob again2 --to native --json
 
 # Several processes: the same bytes, whatever their number, and one voice.
 sums() {
     (cd "$1" && find . -type f | sort | xargs sha256sum)
 }
 for ranks in 1 2 3 5; do
-    out=$("$RS_TEST_MPIRUN" -n $ranks "$reshard" convert cvjob "ranks$ranks" --to native --memory 1MiB \
+    out=$("$RS_TEST_MPIRUN" -n $ranks "$reshard" convert $cvjob "ranks$ranks" --to native --memory 1MiB \
         --max-shard-size 7MB 2>&1)
     verdict "convert on $ranks ranks" $? "$out"
     verdict "one voice of $ranks" "$([ "$(grep -c '^wrote ranks' <<<"$out")" -eq 1 ]; echo $?)" "$out"
     check "the bytes of $ranks ranks" diff <(sums ranks1) <(sums "ranks$ranks")
 done
-expect 0 '^equal: 44 tensors' verify ranks5 cvjob
-out=$("$RS_TEST_MPIRUN" -n 3 "$reshard" convert cvjob laid3 --to native --layout pp=2,dp=2,zero=1 2>&1)
+expect 0 '^equal: 44 tensors' verify ranks5 $cvjob
+out=$("$RS_TEST_MPIRUN" -n 3 "$reshard" convert $cvjob laid3 --to native --layout pp=2,dp=2,zero=1 2>&1)
 verdict "for a layout on 3 ranks" $? "$out"
 check "the bytes of one" diff <(sums laid) <(sums laid3)
-out=$("$RS_TEST_MPIRUN" -n 3 "$reshard" convert cvjob ranks3 --to native 2>&1)
+out=$("$RS_TEST_MPIRUN" -n 3 "$reshard" convert $cvjob ranks3 --to native 2>&1)
 verdict "what is there stays, said once" "$([ $? -ne 0 ] && [ "$(grep -c 'ranks3: is there already' <<<"$out")" -eq 1 ]; echo $?)" "$out"
 
 # Interrupted: the exit code says so, and nothing is left. A source that keeps it busy for a second at least.
@@ -158,7 +161,7 @@ rm -rf cut.* big.safetensors
 
 # No room: nothing is left at the target.
 if mkdir small && mount -t tmpfs -o size=2m tmpfs small 2>/dev/null; then
-    refuse 1 'No space left' convert cvjob small/out --to safetensors
+    refuse 1 'No space left' convert $cvjob small/out --to safetensors
     check "nothing is left" bash -c "test -z \"\$(ls small)\""
     umount small
 else
@@ -179,5 +182,5 @@ index = json.load(open('hf/model.safetensors.index.json'))
 assert set(index['weight_map']) == set(names) and names['model.embed_tokens.weight'] == [256, 256]
 assert index['metadata']['total_size'] == 5935616, index['metadata']
 "
-check_clean cvjob
+check_clean $cvjob
 finish

@@ -4,6 +4,10 @@
 set -u
 . "$(dirname "$0")/lib.sh"
 
+# Names that no other run of this test has: what is left in memory is looked for by them.
+moekill=moekill$$
+moewhole=moewhole$$
+
 seq 1 6000 >data
 small=(train --data data --seq 16 --global-batch 4 --micro-batch 1)
 
@@ -98,32 +102,32 @@ has_steps() {
     [ -f "$1/metrics.jsonl" ] && [ "$(steps_of "$1")" -ge "$2" ]
 }
 long=("${small[@]}" --model qwen2-moe-tiny --steps 100000 --save-on-exit off)
-"$reshard" "${long[@]}" --max-restarts 0 --layout dp=3,ep=3,zero=1 --job moekill >moekill.log 2>&1 &
+"$reshard" "${long[@]}" --max-restarts 0 --layout dp=3,ep=3,zero=1 --job $moekill >$moekill.log 2>&1 &
 job=$!
-until_true 60 has_steps moekill 3
-kill -9 "$(cut -d' ' -f1 moekill/ranks/1-2)"
+until_true 60 has_steps $moekill 3
+kill -9 "$(cut -d' ' -f1 $moekill/ranks/1-2)"
 wait $job
-before_kill=$(steps_of moekill)
-"$reshard" train --resume moekill --layout tp=2,dp=2,etp=1,ep=4 --save-on-exit off >moekill.log 2>&1 &
+before_kill=$(steps_of $moekill)
+"$reshard" train --resume $moekill --layout tp=2,dp=2,etp=1,ep=4 --save-on-exit off >$moekill.log 2>&1 &
 job=$!
-until_true 60 has_steps moekill $((before_kill + 1))
-expect 0 'stop' stop moekill
+until_true 60 has_steps $moekill $((before_kill + 1))
+expect 0 'stop' stop $moekill
 wait $job
-"$reshard" "${long[@]}" --layout dp=3,ep=3,zero=1 --job moewhole >moewhole.log 2>&1 &
+"$reshard" "${long[@]}" --layout dp=3,ep=3,zero=1 --job $moewhole >$moewhole.log 2>&1 &
 job=$!
-until_true 60 has_steps moewhole $((before_kill + 1))
-expect 0 'stop' stop moewhole
+until_true 60 has_steps $moewhole $((before_kill + 1))
+expect 0 'stop' stop $moewhole
 wait $job
 check "the killed job has the losses of one that was not, the first step after it included" python3 -c "
 import json
 killed, whole = [{line['step']: line['loss'] for line in map(json.loads, open(f'{job}/metrics.jsonl'))
-                  if 'event' not in line} for job in ('moekill', 'moewhole')]
+                  if 'event' not in line} for job in ('$moekill', '$moewhole')]
 last = $before_kill + 1
 assert sorted(killed)[:last] == list(range(1, last + 1)), sorted(killed)
 assert all(killed[step] == whole[step] for step in range(1, last)), (killed, whole)
 assert abs(killed[last] - whole[last]) <= 1e-4 * whole[last], (last, killed[last], whole[last])"
-check_clean moekill
-check_clean moewhole
+check_clean $moekill
+check_clean $moewhole
 
 refuse 2 'the model has no experts; the nearest that fits is dp=2' "${small[@]}" --model llama-tiny --layout dp=2,ep=2 \
     --steps 1 --job no

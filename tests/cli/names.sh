@@ -4,6 +4,9 @@
 set -u
 . "$(dirname "$0")/lib.sh"
 
+# A name that no other run of this test has: what is left in memory is looked for by it.
+namesjob=namesjob$$
+
 # A GPT-2 of 2 layers whose every number says where it is, as transformers stores it; an embedding that is tied.
 cat >make.py <<'PY'
 import json, struct, sys
@@ -115,26 +118,26 @@ cat >mine.json <<'JSON'
 JSON
 seq 1 6000 >data
 expect 0 'saved step 2' train --model llama-tiny --data data --seq 16 --global-batch 4 --micro-batch 2 \
-    --layout tp=2,dp=2,zero=1 --steps 2 --job namesjob --dtype bf16
-expect 0 'wrote mine' convert namesjob mine --to safetensors --dialect mine.json
+    --layout tp=2,dp=2,zero=1 --steps 2 --job $namesjob --dtype bf16
+expect 0 'wrote mine' convert $namesjob mine --to safetensors --dialect mine.json
 holds '{t["name"]: t["shape"] for t in j["tensors"]}["block6.qkv"] == [512, 256] and
     {t["name"]: t["shape"] for t in j["tensors"]}["block3.down"] == [688, 256] and len(j["tensors"]) == 17' \
     inspect mine --json
-expect 0 '^equal: 11 tensors' verify namesjob mine --dialect mine.json --roles param
-expect 1 'only in the first' verify namesjob mine --roles param
+expect 0 '^equal: 11 tensors' verify $namesjob mine --dialect mine.json --roles param
+expect 1 'only in the first' verify $namesjob mine --roles param
 expect 0 'wrote again' convert mine again --to safetensors --from-dialect mine.json --dialect hf --model llama-tiny
-expect 0 'wrote direct' convert namesjob direct --to safetensors
+expect 0 'wrote direct' convert $namesjob direct --to safetensors
 check "the same bytes, by whichever way" cmp again/model.safetensors direct/model.safetensors
-refuse 1 'line 1' convert namesjob other --to safetensors --dialect data
-expect 0 'wrote state.pt' convert namesjob state.pt --to torch --dialect mine.json
-expect 0 '^equal: 44 tensors' verify namesjob state.pt --dialect mine.json
+refuse 1 'line 1' convert $namesjob other --to safetensors --dialect data
+expect 0 'wrote state.pt' convert $namesjob state.pt --to torch --dialect mine.json
+expect 0 '^equal: 44 tensors' verify $namesjob state.pt --dialect mine.json
 
 # A job begins from them: under names that are found, and what GPT-2 has is not trained.
 expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job begun \
     --init again --layout dp=2
 # From torch.save and from the full state too: the same weights, so the same first loss.
 expect 0 'wrote again.pt' convert again again.pt --to torch --weights-only
-for from in again.pt namesjob/checkpoints/step-00000002; do
+for from in again.pt $namesjob/checkpoints/step-00000002; do
     expect 0 'finished' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job "b-${from%%[./]*}" \
         --init "$from" --layout pp=2 --save-on-exit off
 done
@@ -157,7 +160,7 @@ refuse 2 'dialect: wanted only with --init' train --model llama-tiny --data data
     --job none2 --dialect hf --layout dp=1
 check "one loss" python3 -c "
 import json
-lines = [json.loads(line) for job in ('begun', 'b-again', 'b-namesjob', 'b-mine', 'b-halves') for line in open(f'{job}/metrics.jsonl')]
+lines = [json.loads(line) for job in ('begun', 'b-again', 'b-$namesjob', 'b-mine', 'b-halves') for line in open(f'{job}/metrics.jsonl')]
 losses = [line['loss'] for line in lines if line.get('step') == 1 and 'loss' in line]
 assert len(losses) == 5
 assert max(losses) - min(losses) < 1e-5 * max(losses), losses"
@@ -172,10 +175,10 @@ expect 0 '^\[1,:\] 10 11$' show bare.safetensors 'wte.weight[1,4:]'
 holds 'j["values"] == [[10.0, 11.0]] and j["box"] == [[1, 2], [4, 6]]' show bare.safetensors 'wte.weight[1,-2:]' --json
 holds 'j["values"] == [[[6003 + 18 * i for i in range(3)]]]' show own 'layers.attn.q.weight[0,3:4,:3]' --json
 expect 0 'param, float32' show own 'transformer.h.0.attn.c_attn.weight[:2,:2]' --dialect hf
-expect 0 'norm.weight\[0:3\], exp_avg, float32' show namesjob 'norm.weight[:3]' --role exp_avg
+expect 0 'norm.weight\[0:3\], exp_avg, float32' show $namesjob 'norm.weight[:3]' --role exp_avg
 refuse 1 'has no param of "nothing"' show own nothing
 refuse 2 'dimension 1 has 6 elements; wanted an index or a range like 0:4, found .9' show bare.safetensors 'wte.weight[1,9]'
 refuse 2 'the tensor has 2 dimensions' show bare.safetensors 'wte.weight[1,2,3]'
 refuse 2 '30 elements; name a smaller range' show bare.safetensors wte.weight --limit 10
-check_clean namesjob
+check_clean $namesjob
 finish
