@@ -632,7 +632,9 @@ static void take_cancel(supervisor *s, const rs_control_request *request)
     rs_handover_state state = s->handover.state;
     bool can = state != RS_HANDOVER_IDLE && state < RS_HANDOVER_COMMITTING;
     change_reply(s, request->name, can ? "done" : "refused",
-        can ? "the new world is given up" : "no new world is being built", NULL);
+        can ? "the new world is given up; the job trains on as it is"
+            : "no new world is being built",
+        NULL);
     if (can)
         change_cancel(s, "it was cancelled");
 }

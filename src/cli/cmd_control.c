@@ -130,27 +130,54 @@ const cli_command cmd_status = {
 
 typedef struct stop_args {
     const char *job;
-    bool no_wait;
+    bool no_wait, json;
 } stop_args;
 
 static const cli_option stop_options[] = {
     {CLI_ARGUMENT, "DIR", .target = offsetof(stop_args, job), .help = "the job directory"},
     {CLI_FLAG, "no-wait", NULL, "do not wait until the job has ended",
         .target = offsetof(stop_args, no_wait)},
+    {CLI_FLAG, "json", NULL, "print as JSON what was done", .target = offsetof(stop_args, json)},
     {.kind = CLI_END},
 };
 
+/* What was done, and where the job is. */
+static int print_stopped(
+    const cli_command *command, const char *job, const char *state, const char *message, bool kept)
+{
+    char *text = NULL;
+    json_t *root = json_pack("{s:s,s:s,s:s,s:b,s:b}", "job", job, "state", state, "message",
+        message, "running", (int)rs_control_is_claimed(job, NULL), "kept", (int)kept);
+    json_t *about = NULL;
+    if (rs_control_status(job, &text) == RS_OK)
+        about = json_loads(text, 0, NULL);
+    free(text);
+    json_t *step = json_object_get(about, "step");
+    if (root != NULL && step != NULL)
+        json_object_set(root, "step", step);
+    json_decref(about);
+    return cli_print_json(command, root);
+}
+
 /* A job whose processes were killed may have left its state in memory. */
-static int tell_dead(const char *job)
+static int tell_dead(const cli_command *command, const stop_args *args)
 {
     rs_train_options o;
+    char message[RS_TRAIN_PATH + 32];
+    int code = 0;
     rs_train_options_init(&o);
-    snprintf(o.job, sizeof o.job, "%s", job);
-    printf("no job runs in %s\n", job);
-    if (launch_keeps_state(&o))
-        launch_tell_kept(&o, stdout);
+    snprintf(o.job, sizeof o.job, "%s", args->job);
+    bool kept = launch_keeps_state(&o);
+    snprintf(message, sizeof message, "no job runs in %s", args->job);
+    if (args->json) {
+        code = print_stopped(command, args->job, "done", message, kept);
+    } else {
+        printf("%s\n", message);
+        if (kept)
+            launch_tell_kept(&o, stdout);
+    }
     rs_train_options_fini(&o);
-    return 0;
+    return code;
 }
 
 static int run_stop(const cli_command *command, int argc, char **argv)
@@ -161,10 +188,13 @@ static int run_stop(const cli_command *command, int argc, char **argv)
         return code;
     rs_status status = rs_control_stop(args.job, !args.no_wait);
     if (status == RS_ERR_STALLED)
-        return tell_dead(args.job);
+        return tell_dead(command, &args);
     if (status != RS_OK)
         return cli_fail(command, status, NULL);
-    printf("%s\n", args.no_wait ? "the job stops after this step" : "the job has stopped");
+    const char *message = args.no_wait ? "the job stops after this step" : "the job has stopped";
+    if (args.json)
+        return print_stopped(command, args.job, args.no_wait ? "accepted" : "done", message, false);
+    printf("%s\n", message);
     return 0;
 }
 

@@ -1,10 +1,8 @@
 /* `reshard save DIR`: a running job saves a checkpoint. */
-#include <jansson.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <stddef.h>
 
 #include "cli/commands.h"
-#include "cli/subject.h"
+#include "cli/outcome.h"
 #include "train/control.h"
 
 typedef struct save_args {
@@ -28,15 +26,8 @@ static int run(const cli_command *command, int argc, char **argv)
         return code;
     char *text = NULL;
     rs_status status = rs_control_save(args.job, !args.no_wait, NULL, NULL, &text);
-    json_t *reply = text != NULL ? json_loads(text, 0, NULL) : NULL;
-    code = status == RS_OK ? 0 : cli_fail(command, status, NULL);
-    if (args.json && reply != NULL)
-        cli_print_json(command, json_incref(reply));
-    else if (status == RS_OK && reply != NULL)
-        printf("%s\n", json_string_value(json_object_get(reply, "message")));
-    json_decref(reply);
-    free(text);
-    return code;
+    outcome how = {args.no_wait, args.json};
+    return outcome_print(command, &how, status, text);
 }
 
 const cli_command cmd_save = {

@@ -1,6 +1,6 @@
 /* `reshard scale`, `drain`, `cancel`: another number of ranks, or other hosts, for a running job.
  */
-#include <stdio.h>
+#include <stddef.h>
 
 #include "cli/commands.h"
 #include "cli/outcome.h"
@@ -97,10 +97,13 @@ const cli_command cmd_drain = {
 
 typedef struct cancel_args {
     const char *job;
+    bool json;
 } cancel_args;
 
 static const cli_option cancel_options[] = {
     {CLI_ARGUMENT, "DIR", .target = offsetof(cancel_args, job), .help = "the job directory"},
+    {CLI_FLAG, "json", NULL, "print the job's answer as JSON",
+        .target = offsetof(cancel_args, json)},
     {.kind = CLI_END},
 };
 
@@ -110,11 +113,10 @@ static int run_cancel(const cli_command *command, int argc, char **argv)
     int code = cli_parse(command, argc, argv, &args, sizeof args);
     if (code >= 0)
         return code;
-    rs_status status = rs_control_cancel(args.job);
-    if (status != RS_OK)
-        return cli_fail(command, status, NULL);
-    printf("the new world is given up; the job trains on as it is\n");
-    return 0;
+    char *text = NULL;
+    rs_status status = rs_control_cancel(args.job, &text);
+    outcome how = {.json = args.json};
+    return outcome_print(command, &how, status, text);
 }
 
 const cli_command cmd_cancel = {

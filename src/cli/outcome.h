@@ -1,4 +1,5 @@
-/* Following a request to a running job and printing what came of it: `reshard switch` and `scale`.
+/* Following a request to a running job and printing what came of it: `reshard switch`, `scale`,
+ * `save`.
  */
 #ifndef RS_CLI_OUTCOME_H
 #define RS_CLI_OUTCOME_H

@@ -373,9 +373,9 @@ rs_status rs_control_scale(const char *job, const char *ranks, bool wait,
     return ask_with(job, "scale", ranks, false, wait, progress, context, reply);
 }
 
-rs_status rs_control_cancel(const char *job)
+rs_status rs_control_cancel(const char *job, char **reply)
 {
-    return ask(job, "cancel", NULL, false, true, NULL, NULL, NULL);
+    return ask(job, "cancel", NULL, false, true, NULL, NULL, reply);
 }
 
 rs_status rs_control_stop(const char *job, bool wait)

@@ -64,8 +64,9 @@ rs_status rs_control_scale(const char *job, const char *ranks, bool wait,
 rs_status rs_control_drain(const char *job, const char *host, bool wait,
     rs_control_progress progress, void *context, char **reply) RS_MUST_CHECK;
 
-/* Asks the job to give up the world that it is building. RS_ERR_ARGUMENT: there is none. */
-rs_status rs_control_cancel(const char *job) RS_MUST_CHECK;
+/* Asks the job to give up the world that it is building. RS_ERR_ARGUMENT: there is none. `*reply`
+ * as of rs_control_switch. */
+rs_status rs_control_cancel(const char *job, char **reply) RS_MUST_CHECK;
 
 /* Asks the job to stop after its current step; waits until its directory is released if `wait`. */
 rs_status rs_control_stop(const char *job, bool wait) RS_MUST_CHECK;

@@ -44,7 +44,15 @@ follower=$!
 until_true 20 test -s watched -a -s followed
 expect 0 '^switched .* tp=2 -> dp=2' switch "$job_name" dp=2
 
-expect 0 'the job has stopped' stop "$job_name"
+# A world that is being built is given up.
+expect 2 '"state": "refused"' cancel "$job_name" --json
+refuse 2 'no new world is being built' cancel "$job_name"
+expect 0 'world' scale "$job_name" 3 --no-wait
+holds 'j["state"] == "done" and "is given up; the job trains on" in j["message"]' cancel "$job_name" --json
+
+refuse 1 'is in use by process' clean "$job_name" --json
+holds 'j["job"] == "'"$job_name"'" and j["state"] == "done" and j["message"] == "the job has stopped" and
+    not j["running"] and not j["kept"] and j["step"] > 0' stop "$job_name" --json
 wait $job
 verdict "reshard train ends with 0 when asked to stop" $? "$(tail -5 train.log)"
 grep -qE '^stopped after step [0-9]+' train.log
@@ -57,5 +65,10 @@ import json
 found = [(e['event'], e['to']) for e in map(json.loads, open('followed'))]
 assert found == [('switch', to) for to in ('pp=2', 'tp=2', 'dp=2,zero=1', 'pp=2', 'tp=2', 'dp=2')], found"
 verdict "events --follow ends with the job" $?
+holds 'j["state"] == "done" and j["message"].startswith("no job runs in") and not j["running"] and not j["kept"]' \
+    stop "$job_name" --json
+expect 0 '^no job runs in' stop "$job_name"
+holds 'j["state"] == "done" and j["removed"] == {"state": False, "arenas": 0}' clean "$job_name" --json
+expect 0 "^nothing of $job_name is left in memory" clean "$job_name"
 check_clean "$job_name"
 finish

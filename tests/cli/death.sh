@@ -40,7 +40,9 @@ kept() {
     [ -f "$1/state.json" ] && compgen -G "/dev/shm/reshard-$1-*.ledger" >/dev/null
     verdict "the state of $1 is there" $? "$(ls "$1" /dev/shm)"
     expect 0 "its state is kept in memory" stop "$1"
-    expect 0 "nothing of $1 is left in memory" clean "$1"
+    holds 'j["kept"] and not j["running"]' stop "$1" --json
+    holds 'j["message"] == "nothing of '"$1"' is left in memory" and j["removed"] == {"state": True, "arenas": 2}' \
+        clean "$1" --json
     [ ! -f "$1/state.json" ]
     verdict "no record of $1 is left" $?
     check_clean "$1"
