@@ -197,6 +197,20 @@ static bool is_copy(const rs_ds_reader *reader, const rs_place *folder, const ch
                rs_catalog_find(reader->catalog, name, "param") >= 0);
 }
 
+/* Enters the folder `entry` of the parameter `name` (""); `*inner` gets what both are called,
+ * free() it. */
+static rs_status enter(
+    const rs_place *folder, const char *name, const char *entry, rs_place *inside, char **inner)
+{
+    rs_text text = {0};
+    rs_text_append(&text, "%s%s%s", name, name[0] != '\0' ? "/" : "", entry);
+    RS_TRY(rs_text_take(&text, inner));
+    rs_status status = rs_place_enter(folder, entry, inside);
+    if (status != RS_OK)
+        free(*inner);
+    return status;
+}
+
 /* A parameter's folder; slashes in its name make folders within folders. */
 static rs_status read_folder(
     rs_ds_reader *reader, const rs_place *folder, const char *name, int depth)
@@ -210,6 +224,7 @@ static rs_status read_folder(
     for (size_t i = 0; i < folder->count && status == RS_OK; i++) {
         const char *entry = folder->names[i];
         rs_place inside;
+        char *inner;
         if (depth > 0 && is_state(entry) && copy)
             continue;
         if (depth > 0 && is_state(entry)) {
@@ -220,16 +235,12 @@ static rs_status read_folder(
         }
         if (!rs_place_has_folder(folder, entry))
             continue;
-        rs_text inner = {0};
-        rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", entry);
-        status = inner.status;
-        if (status == RS_OK)
-            status = rs_place_enter(folder, entry, &inside);
+        status = enter(folder, name, entry, &inside, &inner);
         if (status == RS_OK) {
-            status = read_folder(reader, &inside, inner.data, depth + 1);
+            status = read_folder(reader, &inside, inner, depth + 1);
             rs_place_fini(&inside);
+            free(inner);
         }
-        rs_text_fini(&inner);
     }
     if (status == RS_OK && states > 0 && !master)
         status = rs_error_set(RS_ERR_MALFORMED, "%s: has no fp32.pt", folder->title);
@@ -378,23 +389,20 @@ static rs_status check_folder(const rs_ds_reader *reader, const rs_place *folder
     for (size_t i = 0; i < folder->count && status == RS_OK; i++) {
         const char *entry = folder->names[i];
         rs_place inside;
+        char *inner;
         if (!rs_place_has_folder(folder, entry)) {
             fragments = fragments || fragment_of(entry) > 0;
             continue;
         }
-        rs_text inner = {0};
         const char *of = depth > 0 && is_number(entry) ? name
                          : strcmp(entry, "whole") == 0 ? owner
                                                        : NULL;
-        rs_text_append(&inner, "%s%s%s", name, depth > 0 ? "/" : "", entry);
-        status = inner.status;
-        if (status == RS_OK)
-            status = rs_place_enter(folder, entry, &inside);
+        status = enter(folder, name, entry, &inside, &inner);
         if (status == RS_OK) {
-            status = check_folder(reader, &inside, inner.data, of, depth + 1);
+            status = check_folder(reader, &inside, inner, of, depth + 1);
             rs_place_fini(&inside);
+            free(inner);
         }
-        rs_text_fini(&inner);
         leaf = false;
     }
     if (status == RS_OK && depth > 0 && (leaf || (fragments && owner != NULL)))
