@@ -73,13 +73,16 @@ rs_status rs_out_write(rs_out *out, const void *data, size_t bytes)
     return RS_OK;
 }
 
+rs_status rs_sync_file(int fd, const char *path)
+{
+    if (rs_fault_strikes(RS_FAULT_SYNC))
+        return rs_error_errno(EIO, "cannot sync %s", path);
+    return fsync(fd) == 0 ? RS_OK : rs_error_errno(errno, "cannot sync %s", path);
+}
+
 rs_status rs_out_finish(rs_out *out)
 {
-    rs_status status = RS_OK;
-    if (rs_fault_strikes(RS_FAULT_SYNC))
-        status = rs_error_errno(EIO, "cannot sync %s", out->path);
-    else if (fsync(out->fd) != 0)
-        status = rs_error_errno(errno, "cannot sync %s", out->path);
+    rs_status status = rs_sync_file(out->fd, out->path);
     if (close(out->fd) != 0 && status == RS_OK)
         status = rs_error_errno(errno, "cannot close %s", out->path);
     out->fd = -1;

@@ -51,6 +51,8 @@ rs_status rs_publish_restore(const char *folder, const char *to) RS_MUST_CHECK;
  */
 rs_status rs_remove_path(const char *folder, const char *name) RS_MUST_CHECK;
 
+/* Syncs an open file, which errors call `path`; a folder. */
+rs_status rs_sync_file(int fd, const char *path) RS_MUST_CHECK;
 rs_status rs_sync_folder(const char *path) RS_MUST_CHECK;
 
 /* Makes a folder; one that is there is no error. */

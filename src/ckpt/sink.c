@@ -26,6 +26,7 @@
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/memory.h"
+#include "ckpt/publish.h"
 
 #define XFS_MAGIC 0x58465342 /* not in magic.h */
 #define DIRECT_LEAST ((int64_t)1 << 20)
@@ -118,12 +119,8 @@ rs_status rs_sink_close(rs_sink *sink, bool sync)
     rs_status status = RS_OK;
     if (atomic_load(&sink->padded) && ftruncate(sink->fd, sink->bytes) != 0)
         status = rs_error_errno(errno, "cannot cut %s to its size", sink->path);
-    if (sync && status == RS_OK) {
-        if (rs_fault_strikes(RS_FAULT_SYNC))
-            status = rs_error_errno(EIO, "cannot sync %s", sink->path);
-        else if (fsync(sink->fd) != 0)
-            status = rs_error_errno(errno, "cannot sync %s", sink->path);
-    }
+    if (sync && status == RS_OK)
+        status = rs_sync_file(sink->fd, sink->path);
     if (close(sink->fd) != 0 && status == RS_OK)
         status = rs_error_errno(errno, "cannot close %s", sink->path);
     sink->fd = -1;
