@@ -90,7 +90,7 @@ static void show_progress(void *context, int64_t done, int64_t all)
 
 static void warn(void *context, const char *warning)
 {
-    json_array_append_new(context, json_string(warning));
+    json_array_append_new(context, cli_json_text(warning));
 }
 
 static void print_report(
@@ -205,8 +205,8 @@ static int print_json(const cli_command *command, const convert_args *args,
     const rs_convert_report *report, json_t *warnings, double seconds)
 {
     return cli_print_json(command,
-        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:i,s:O,s:i,s:b,s:b,s:f}", "target",
-            args->target, "format", args->to, "dry_run", args->dry_run, "tensors",
+        json_pack("{s:o,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:i,s:O,s:i,s:b,s:b,s:f}", "target",
+            cli_json_text(args->target), "format", args->to, "dry_run", args->dry_run, "tensors",
             (json_int_t)report->tensors, "bytes", (json_int_t)report->bytes, "bytes_read",
             (json_int_t)report->bytes_read, "left_out", (json_int_t)report->skipped, "second_names",
             (json_int_t)report->second_names, "files", report->files, "warnings", warnings,
@@ -243,10 +243,10 @@ static int print_rebuilt(
     json_t *fault;
     if (args->json)
         return cli_print_json(
-            command, json_pack("{s:s,s:b,s:b,s:b,s:I,s:I,s:i,s:O}", "source", args->source,
-                         "dry_run", args->dry_run, "right", !r->wanted, "written", r->written,
-                         "tensors", (json_int_t)r->tensors, "total_size", (json_int_t)r->total_size,
-                         "shards", r->shards, "findings", faults));
+            command, json_pack("{s:o,s:b,s:b,s:b,s:I,s:I,s:i,s:O}", "source",
+                         cli_json_text(args->source), "dry_run", args->dry_run, "right", !r->wanted,
+                         "written", r->written, "tensors", (json_int_t)r->tensors, "total_size",
+                         (json_int_t)r->total_size, "shards", r->shards, "findings", faults));
     json_array_foreach(faults, i, fault) printf("%s\n", json_string_value(fault));
     printf("%s %s: %" PRId64 " tensors in %d shard%s, %s\n",
         !r->wanted   ? "right as it is: the index of"

@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/subject.h"
 #include "reshard/checkpoint.h"
 
 typedef struct inspect_args {
@@ -88,7 +89,7 @@ static rs_status hash_entries(const view *v)
 
 static void print_quoted(const char *text)
 {
-    json_t *string = json_string(text);
+    json_t *string = cli_json_text(text);
     if (string == NULL || json_dumpf(string, stdout, JSON_ENCODE_ANY) != 0)
         printf("\"\"");
     json_decref(string);

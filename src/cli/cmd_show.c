@@ -193,7 +193,7 @@ static void print_nested(const values *v, int dim, int64_t *next)
 
 static void print_json(const values *v)
 {
-    json_t *name = json_string(v->entry->name);
+    json_t *name = cli_json_text(v->entry->name);
     int64_t next = 0;
     printf("{\"tensor\":");
     if (name == NULL || json_dumpf(name, stdout, JSON_ENCODE_ANY) != 0)

@@ -45,14 +45,16 @@ enum { LINES = 20 };
 typedef struct telling {
     json_t *list;
     bool json;
+    size_t told; /* whether the list has room for it or not */
 } telling;
 
 static void tell(void *context, const char *text)
 {
     telling *t = context;
-    json_array_append_new(t->list, json_string(text));
-    if (!t->json && json_array_size(t->list) <= LINES)
+    json_array_append_new(t->list, cli_json_text(text));
+    if (!t->json && t->told < LINES)
         printf("%s\n", text);
+    t->told++;
 }
 
 /* 0: nothing speaks against it; else CLI_FAILURE. */
@@ -66,12 +68,11 @@ static int verify_one(const verify_args *args, rs_checkpoint *a, telling *t)
     size_t after = rs_checkpoint_warning_count(a);
     for (size_t i = before; i < after; i++)
         tell(t, rs_checkpoint_warning_at(a, i));
-    bool good = json_array_size(t->list) == 0;
+    bool good = t->told == 0;
     if (args->json)
         return good ? 0 : CLI_FAILURE;
     if (!good)
-        printf("%s: damaged, or contradicts itself: %zu findings\n", args->path,
-            json_array_size(t->list));
+        printf("%s: damaged, or contradicts itself: %zu findings\n", args->path, t->told);
     else if (checksums > 0)
         printf(
             "%s: checksums: all %zu are right; every tensor is complete\n", args->path, checksums);
@@ -139,13 +140,14 @@ static int run(const cli_command *command, int argc, char **argv)
     code = second != NULL ? compare_two(command, &args, second, a, &t, &report)
                           : verify_one(&args, a, &t);
     if (args.json && code != CLI_USAGE)
-        cli_print_json(command,
-            json_pack("{s:s,s:s?,s:s,s:I,s:I,s:O}", "path", args.path, "with", second, "proof",
-                second != NULL  ? "compared"
-                : checksums > 0 ? "checksums"
-                                : "structure only",
-                "tensors", (json_int_t)report.tensors, "different", (json_int_t)report.different,
-                "findings", t.list));
+        cli_print_json(
+            command, json_pack("{s:o,s:o?,s:s,s:I,s:I,s:O}", "path", cli_json_text(args.path),
+                         "with", second != NULL ? cli_json_text(second) : NULL, "proof",
+                         second != NULL  ? "compared"
+                         : checksums > 0 ? "checksums"
+                                         : "structure only",
+                         "tensors", (json_int_t)report.tensors, "different",
+                         (json_int_t)report.different, "findings", t.list));
     json_decref(t.list);
     rs_checkpoint_close(a);
     return code;

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -106,6 +107,37 @@ void subject_print(const subject *s)
     for (int role = 0; role < rs_space_role_count(s->space); role++)
         printf("%s%s", role > 0 ? ", " : "", rs_space_role(s->space, role)->name);
     printf(")\n");
+}
+
+/* The bytes of the character at `at`; 0: what begins there is no UTF-8. */
+static int character(const char *at)
+{
+    int most = (int)strnlen(at, 4);
+    for (int bytes = 1; bytes <= most; bytes++) {
+        json_t *one = json_stringn(at, (size_t)bytes);
+        bool right = one != NULL;
+        json_decref(one);
+        if (right)
+            return bytes;
+    }
+    return 0;
+}
+
+json_t *cli_json_text(const char *text)
+{
+    json_t *value = json_string(text);
+    rs_text valid = {0};
+    char *taken = NULL;
+    if (value != NULL)
+        return value;
+    for (int bytes; *text != '\0'; text += bytes > 0 ? bytes : 1) {
+        bytes = character(text);
+        rs_text_append(&valid, "%.*s", bytes > 0 ? bytes : 3, bytes > 0 ? text : "\xef\xbf\xbd");
+    }
+    if (rs_text_take(&valid, &taken) == RS_OK && taken != NULL)
+        value = json_string(taken);
+    free(taken);
+    return value;
 }
 
 int cli_print_json(const cli_command *command, json_t *value)

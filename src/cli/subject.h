@@ -47,6 +47,10 @@ json_t *subject_layout_json(const rs_layout *layout, const rs_placement *placeme
 /* "model   llama-tiny: 2.97 M parameters, bf16, 47.3 MiB of state (param, master, ...)". */
 void subject_print(const subject *s);
 
+/* A text as JSON, which has UTF-8 alone: U+FFFD stands for each byte that is none (of a path, say).
+ */
+json_t *cli_json_text(const char *text);
+
 /* Prints JSON and a newline to stdout and releases it; the exit code. */
 int cli_print_json(const cli_command *command, json_t *value);
 

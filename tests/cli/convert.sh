@@ -40,6 +40,13 @@ refuse 2 'nowhere' verify full nowhere
 printf X | dd of=full/step-00000002/rank-00000.safetensors bs=1 seek=300000 conv=notrunc 2>/dev/null
 expect 1 'rank-00000.safetensors: byte .* is damaged' verify full
 holds 'j["findings"] and j["proof"] == "checksums"' verify full --json
+# Names of folders need not be UTF-8; JSON is, and damage is damage.
+odd=$'odd\xff\xc3'
+mv full "$odd"
+expect 1 'damaged, or contradicts itself: 1 findings' verify "$odd"
+holds 'j["path"] == "odd\ufffd\ufffd" and len(j["findings"]) == 1 and "rank-00000" in j["findings"][0]' \
+    verify "$odd" --json
+holds 'j["target"] == "\u00fc\ufffd\ufffd" and j["tensors"] == 38' convert hf $'\xc3\xbc\xe2\x82' --to safetensors --json
 
 # Files of torch.save: weights, the whole state, other types; and back.
 expect 0 'wrote weights.pt: 38 tensors' convert hf weights.pt --to torch --weights-only
