@@ -1,6 +1,8 @@
 /* The command `reshard`: finds the command, says what there is. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/commands.h"
 #include "reshard/version.h"
@@ -54,7 +56,18 @@ static int unknown(const char *name)
     return CLI_USAGE;
 }
 
-int main(int argc, char **argv)
+/* A file that is written must not get the number of a standard stream that was closed for us. */
+static void open_standard_streams(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
+
+static int dispatch(int argc, char **argv)
 {
     if (argc < 2) {
         print_overview(stderr);
@@ -78,4 +91,20 @@ int main(int argc, char **argv)
         return 0;
     }
     return command->run(command, argc - 2, argv + 2);
+}
+
+int main(int argc, char **argv)
+{
+    open_standard_streams();
+    int code = dispatch(argc, argv);
+    /* A job outlives the terminal that it tells of itself; all else is as good as what it prints.
+     */
+    bool job = argc >= 2 && find(argv[1]) != NULL &&
+               (find(argv[1]) == &cmd_train || find(argv[1])->hidden);
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0 && !job) {
+        fprintf(stderr, "reshard%s%s: cannot write to standard output\n", argc >= 2 ? " " : "",
+            argc >= 2 ? argv[1] : "");
+        code = CLI_FAILURE;
+    }
+    return code;
 }

@@ -147,9 +147,7 @@ int cli_print_json(const cli_command *command, json_t *value)
     int failed = json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
     putchar('\n');
     json_decref(value);
-    if (failed || fflush(stdout) != 0)
-        return cli_error(command, CLI_FAILURE, "cannot write to standard output");
-    return 0;
+    return failed && !ferror(stdout) ? cli_error(command, CLI_FAILURE, "out of memory") : 0;
 }
 
 char *cli_human_count(int64_t count, char *out)

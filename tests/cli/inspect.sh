@@ -62,5 +62,14 @@ cat >rules.json <<'EOF'
 EOF
 holds 'j["layout"] == "tp=2,pp=2,dp=1,zero=1" and [80, 24] in [t["shape"] for t in j["tensors"]]' \
     inspect "$noinfo" --rules rules.json --json
+# What cannot be printed is no success; a closed stream is no file to be written to.
+for command in "inspect $z3" "inspect $z3 --json" "verify $z3" "verify $z3 --json" "show $z3 embed.weight --limit 2000" \
+    "convert $z3 no --to native --dry-run" "plan --model llama-tiny --from tp=2 --to dp=2" "help convert" --help; do
+    # shellcheck disable=SC2086
+    "$reshard" $command >/dev/full 2>full.log
+    verdict "$command to a full disk" "$([ $? -eq 1 ] && [ "$(grep -c 'cannot write to standard output' full.log)" = 1 ]; echo $?)" "$(cat full.log)"
+done
+"$reshard" convert "$z3" closed --to native >&- 2>&- <&-
+expect 0 '^equal' verify "$z3" closed
 refuse 1 'no-rules.json' inspect "$noinfo" --rules no-rules.json
 finish
