@@ -67,6 +67,7 @@ typedef struct place {
     char *aside; /* name, while it is not complete */
     char *path;  /* of `aside` */
     char *from;  /* what becomes the target, below `folder`: `aside`, or the file in it */
+    int lock;    /* of `aside`, held by rank 0; -1: none */
 } place;
 
 static void place_fini(place *p)
@@ -76,13 +77,15 @@ static void place_fini(place *p)
     free(p->aside);
     free(p->path);
     free(p->from);
+    if (p->lock >= 0)
+        close(p->lock);
 }
 
 static rs_status place_init(place *p, const char *target, bool file)
 {
     size_t length = strlen(target);
     rs_text text = {0};
-    *p = (place){.folder = rs_strdup(target)};
+    *p = (place){.folder = rs_strdup(target), .lock = -1};
     if (p->folder == NULL)
         return rs_error_memory(length);
     while (length > 1 && p->folder[length - 1] == '/')
@@ -91,7 +94,7 @@ static rs_status place_init(place *p, const char *target, bool file)
     p->name = rs_strdup(slash != NULL ? slash + 1 : p->folder);
     if (p->name == NULL)
         return rs_error_memory(length);
-    if (p->name[0] == '\0')
+    if (p->name[0] == '\0' || strcmp(p->name, ".") == 0 || strcmp(p->name, "..") == 0)
         return rs_error_set(RS_ERR_ARGUMENT, "\"%s\" is no name for a folder to write", target);
     if (slash != NULL)
         slash[slash == p->folder ? 1 : 0] = '\0';
@@ -106,24 +109,32 @@ static rs_status place_init(place *p, const char *target, bool file)
 
 static bool is_there(const char *target)
 {
-    return access(target, F_OK) == 0;
+    struct stat about;
+    return lstat(target, &about) == 0; /* a link to nowhere is something, too */
+}
+
+static rs_status there_already(const char *target)
+{
+    return rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
 }
 
 /* Rank 0: makes the folder that is written to, empty. */
-static rs_status begin(const rs_writing *w, const place *p, const char *target)
+static rs_status begin(const rs_writing *w, place *p, const char *target)
 {
     if (rs_group_rank(w->options->group) != 0)
         return RS_OK;
     /* Errors here name the target, not what is made aside of it. */
     if (!rs_is_folder(p->folder))
         return rs_error_errno(is_there(p->folder) ? ENOTDIR : errno, "cannot make %s", target);
-    RS_TRY(rs_publish_restore(p->folder, p->name));
-    if (is_there(target) && !w->options->force)
-        return rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
-    RS_TRY(rs_remove_folder(p->path));
     if (mkdir(p->path, 0777) != 0 && errno != EEXIST)
         return rs_error_errno(errno, "cannot make %s", target);
-    return RS_OK;
+    RS_TRY(rs_publish_aside(p->path, &p->lock));
+    rs_status status = rs_publish_restore(p->folder, p->name);
+    if (status == RS_OK && is_there(target) && !w->options->force)
+        status = there_already(target);
+    if (status != RS_OK)
+        (void)rmdir(p->path);
+    return status;
 }
 
 /* Rank 0: completes what was written and puts it where it belongs. */
@@ -154,8 +165,7 @@ static rs_status complete(void *context, int file)
     return it->writer->complete(it->w, file);
 }
 
-static rs_status write_all(
-    rs_writing *w, const rs_writer *writer, const place *p, const char *target)
+static rs_status write_all(rs_writing *w, const rs_writer *writer, place *p, const char *target)
 {
     const rs_convert_options *o = w->options;
     completing it = {w, writer};
@@ -303,12 +313,12 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
     rs_writing w = {.catalog = rs_checkpoint_catalog(source), .options = options};
     const rs_writer *writer = NULL;
     rs_catalog *view = NULL;
-    place p = {0};
+    place p = {.lock = -1};
     rs_status status = find_writer(options->to, &writer);
-    if (status == RS_OK && is_there(target) && !options->force && !options->dry_run)
-        status = rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
     if (status == RS_OK)
         status = place_init(&p, target, writer->file);
+    if (status == RS_OK && is_there(target) && !options->force && !options->dry_run)
+        status = there_already(target);
     w.name = p.name;
     if (status == RS_OK)
         status = rename_source(source, writer, options, &renamed);

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -318,4 +319,42 @@ rs_status rs_remove_folder(const char *path)
     return rmdir(path) == 0 || errno == ENOENT
                ? RS_OK
                : rs_error_errno(errno, "cannot remove folder %s", path);
+}
+
+/* Whether the folder open as `fd` still is what has the name: it may have been removed, or have
+ * become another's result, before it was locked. */
+static bool has_name(int fd, const char *path)
+{
+    struct stat held, there;
+    return fstat(fd, &held) == 0 && lstat(path, &there) == 0 && held.st_dev == there.st_dev &&
+           held.st_ino == there.st_ino;
+}
+
+rs_status rs_publish_aside(const char *path, int *lock)
+{
+    for (;;) {
+        RS_TRY(rs_make_folder(path));
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT)
+            continue;
+        if (fd < 0)
+            return rs_error_errno(errno, "cannot open folder %s", path);
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            close(fd);
+            return rs_error_set(RS_ERR_EXISTS,
+                "%s: another process is writing there; wait until it has ended", path);
+        }
+        if (!has_name(fd, path)) {
+            close(fd);
+            continue;
+        }
+        int inside = dup(fd); /* of the same lock */
+        rs_status status = inside >= 0 ? empty_folder(inside, path)
+                                       : rs_error_errno(errno, "cannot open folder %s", path);
+        if (status != RS_OK)
+            close(fd);
+        else
+            *lock = fd;
+        return status;
+    }
 }

@@ -164,7 +164,21 @@ kill -KILL $!
 wait $! 2>/dev/null
 set +m
 check "nothing is there after KILL" test ! -e cut
-rm -rf cut.* big.safetensors
+rm -rf cut.*
+# Two to one place: the second is told, and the first is not disturbed.
+"$reshard" convert big.safetensors cut --to native --weights-only --memory 1MiB >cut.log 2>&1 &
+until_true 20 test -e cut.tmp-reshard
+refuse 1 'cut.tmp-reshard: another process is writing there' convert hf cut --to safetensors
+wait $!
+verdict "the first one of two" $? "$(cat cut.log)"
+expect 0 '^equal: 1 tensors' verify big.safetensors cut
+rm -rf cut cut.* big.safetensors
+# A link to nowhere is not replaced unasked; what cannot be replaced is refused before anything is written.
+ln -s nowhere dangling
+refuse 1 'dangling: is there already' convert hf dangling --to torch --weights-only
+refuse 1 'dangling: is there already' convert hf dangling --to safetensors
+check "the link is left" test -L dangling
+refuse 2 '"." is no name' convert hf . --to safetensors --force
 
 # No room: nothing is left at the target.
 if mkdir small && mount -t tmpfs -o size=2m tmpfs small 2>/dev/null; then
