@@ -26,6 +26,7 @@
 #include "base/text.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/companions.h"
+#include "ckpt/file.h"
 #include "ckpt/format.h"
 #include "ckpt/publish.h"
 #include "ckpt/select.h"
@@ -116,6 +117,28 @@ static bool is_there(const char *target)
 static rs_status there_already(const char *target)
 {
     return rs_error_set(RS_ERR_EXISTS, "%s: is there already (--force replaces it)", target);
+}
+
+/* RS_ERR_EXISTS if a file that is read lies in what would be removed. */
+static rs_status check_apart(const rs_files *files, const char *target)
+{
+    struct stat about;
+    rs_status status = RS_OK;
+    if (lstat(target, &about) != 0 || S_ISLNK(about.st_mode))
+        return RS_OK; /* of a link, nothing but the link is removed */
+    char *top = realpath(target, NULL);
+    size_t length = top != NULL ? strlen(top) : 0;
+    for (int i = 0; i < rs_files_count(files) && length > 0 && status == RS_OK; i++) {
+        char *path = realpath(rs_files_path(files, i), NULL);
+        if (path != NULL && strncmp(path, top, length) == 0 &&
+            (path[length] == '/' || path[length] == '\0'))
+            status = rs_error_set(RS_ERR_EXISTS,
+                "%s: has %s, which is read: a conversion does not replace its source", target,
+                rs_files_path(files, i));
+        free(path);
+    }
+    free(top);
+    return status;
 }
 
 /* Rank 0: makes the folder that is written to, empty. */
@@ -319,6 +342,8 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
         status = place_init(&p, target, writer->file);
     if (status == RS_OK && is_there(target) && !options->force && !options->dry_run)
         status = there_already(target);
+    if (status == RS_OK && options->force)
+        status = check_apart(w.catalog->files, target);
     w.name = p.name;
     if (status == RS_OK)
         status = rename_source(source, writer, options, &renamed);

@@ -121,6 +121,11 @@ bool rs_files_have_inflated(const rs_files *files)
     return files->have_inflated;
 }
 
+int rs_files_count(const rs_files *files)
+{
+    return (int)files->count;
+}
+
 const char *rs_files_path(const rs_files *files, int id)
 {
     return files->items[id]->path;

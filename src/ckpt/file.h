@@ -31,6 +31,7 @@ rs_status rs_files_add(rs_files *files, const char *path, int *id) RS_MUST_CHECK
 rs_status rs_files_add_inflated(rs_files *files, int base, int64_t offset, int64_t stored,
     int64_t bytes, const char *label, int *id) RS_MUST_CHECK;
 
+int rs_files_count(const rs_files *files);
 const char *rs_files_path(const rs_files *files, int id);
 int64_t rs_files_size(const rs_files *files, int id);
 

@@ -173,6 +173,14 @@ wait $!
 verdict "the first one of two" $? "$(cat cut.log)"
 expect 0 '^equal: 1 tensors' verify big.safetensors cut
 rm -rf cut cut.* big.safetensors
+# --force does not replace what is being read, nor what it lies in; a link to it is a link.
+refuse 1 'cvjob/checkpoints: has cvjob/checkpoints/.*a conversion does not replace its source' \
+    convert cvjob cvjob/checkpoints --to native --force
+refuse 1 'cvjob/: has .*does not replace' convert cvjob/checkpoints/step-00000002 cvjob/ --to safetensors --force
+refuse 1 'weights.pt: has weights.pt' convert weights.pt weights.pt --to safetensors --force
+ln -s hf linked
+expect 0 'wrote linked' convert linked linked --to safetensors --force
+expect 0 '^equal' verify hf linked
 # A link to nowhere is not replaced unasked; what cannot be replaced is refused before anything is written.
 ln -s nowhere dangling
 refuse 1 'dangling: is there already' convert hf dangling --to torch --weights-only
