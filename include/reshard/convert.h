@@ -50,7 +50,7 @@ typedef struct rs_convert_options {
     bool dry_run;          /* only say what would be written */
     const rs_group *group; /* processes that convert together; NULL: this one alone */
     void (*progress)(void *context, int64_t done, int64_t all); /* bytes; may be NULL */
-    bool (*cancelled)(void *context); /* asked before each write: true ends it; may be NULL */
+    bool (*cancelled)(void *context); /* asked again and again: true ends it; may be NULL */
     void *context; /* of both, which are called from any thread, `progress` one at a time */
 } rs_convert_options;
 

@@ -194,6 +194,8 @@ static rs_status convert(
     what.dialect = names.to;
     what.from = names.from;
     what.space = names.space;
+    /* Until here there is nothing to be removed, and nobody would ask. */
+    crew_catch_signals();
     if (status == RS_OK)
         status = rs_convert(source, args->target, &what, report);
     naming_fini(&names);
@@ -294,7 +296,6 @@ static int run(const cli_command *command, int argc, char **argv)
         crew_leave(&c);
         return code;
     }
-    crew_catch_signals();
     if (status == RS_OK)
         status = convert(&args, &c, &report, warnings);
     if (status == RS_ERR_CANCELLED)

@@ -158,6 +158,13 @@ for signal in INT TERM; do
     verdict "convert ended by $signal ($status)" "$([ $status -eq $((128 + $(kill -l $signal))) ] && grep -q 'interrupted; cut is as it was' cut.log; echo $?)" "$(cat cut.log)"
     check "nothing is left after $signal" bash -c 'test -z "$(ls -d cut cut.* 2>/dev/null | grep -v cut.log)"'
 done
+# Planning for a great many ranks takes long; it is ended as well.
+"$reshard" convert cvjob cut --to native --layout dp=1000000,zero=1 >cut.log 2>&1 &
+sleep 1
+kill -TERM $!
+status=0
+wait $! || status=$?
+verdict "planning ended by TERM ($status)" "$([ $status -eq 143 ]; echo $?)" "$(cat cut.log)"
 "$reshard" convert big.safetensors cut --to native --weights-only --memory 1MiB >/dev/null 2>&1 &
 until_true 20 test -e cut.tmp-reshard
 kill -KILL $!
