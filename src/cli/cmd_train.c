@@ -19,6 +19,7 @@
 #include "cli/launch.h"
 #include "cli/resume.h"
 #include "cli/room.h"
+#include "reshard/checkpoint.h"
 #include "train/control.h"
 #include "train/member.h"
 #include "train/train.h"
@@ -286,6 +287,19 @@ static rs_status take_agent(rs_train_options *o)
     return status == RS_ERR_NOT_FOUND ? RS_OK : status;
 }
 
+/* Whether what --init names can be read: before there is a directory, and ranks. */
+static rs_status check_init(const train_args *args)
+{
+    const rs_checkpoint_options how = {
+        .also = args->also.items, .also_count = args->also.count, .also_proved = true};
+    rs_checkpoint *weights = NULL;
+    if (args->init == NULL)
+        return RS_OK;
+    rs_status status = rs_checkpoint_open(args->init, &how, &weights);
+    rs_checkpoint_close(weights);
+    return status;
+}
+
 /* The supervisor: claims the directory, starts the ranks, stays until they are gone. */
 static int supervise(const cli_command *command, const train_args *args, rs_train_options *o)
 {
@@ -294,6 +308,8 @@ static int supervise(const cli_command *command, const train_args *args, rs_trai
     o->supervised = true;
     launch_hold_signals();
     rs_status status = check_heartbeat(args->heartbeat, o->hosts[0] != '\0');
+    if (status == RS_OK)
+        status = check_init(args);
     if (status == RS_OK && o->resume == 0)
         status = room_check(o);
     if (status == RS_OK)

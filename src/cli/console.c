@@ -301,6 +301,15 @@ static void on_end(void *context, rs_train_outcome outcome, int64_t step)
     fflush(stdout);
 }
 
+/* What ranks agreed on names the one that failed itself. */
+static void failure(int rank, const char *message)
+{
+    if (strncmp(message, "rank ", 5) == 0)
+        fprintf(stderr, "reshard train: %s\n", message);
+    else
+        fprintf(stderr, "reshard train: rank %d: %s\n", rank, message);
+}
+
 static void on_failed(void *context, int rank, rs_status status, const char *message)
 {
     console *c = context;
@@ -308,8 +317,7 @@ static void on_failed(void *context, int rank, rs_status status, const char *mes
         putchar('\n');
     fflush(stdout);
     if (status != RS_ERR_PEER)
-        fprintf(stderr, "reshard train: rank %d: %s\n", rank,
-            message[0] != '\0' ? message : rs_status_name(status));
+        failure(rank, message[0] != '\0' ? message : rs_status_name(status));
 }
 
 static rs_train_listener listen(console *c)

@@ -156,6 +156,12 @@ expect 1 'mine: the checkpoint has no .embed.weight' train --model llama-tiny --
     --global-batch 4 --steps 1 --job none3 --init mine --layout dp=1
 refuse 2 'dialect klingon: neither' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 --job none2 \
     --init mine --dialect klingon --layout dp=1
+# A mistyped path leaves no job in the way of the next try.
+refuse 1 '^reshard train: nowhere: cannot open it' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 \
+    --job none5 --init nowhere --layout dp=1
+check "no job is left" test ! -e none5
+refuse 1 '^reshard train: rank 0: [^r]' train --model llama-20m --data data --seq 16 --global-batch 4 --steps 1 \
+    --job none6 --init mine --dialect mine.json --layout dp=1
 refuse 2 'dialect: wanted only with --init' train --model llama-tiny --data data --seq 16 --global-batch 4 --steps 1 \
     --job none2 --dialect hf --layout dp=1
 check "one loss" python3 -c "
