@@ -316,14 +316,15 @@ static int run(const cli_command *command, int argc, char **argv)
 const cli_command cmd_convert = {
     .name = "convert",
     .summary = "convert a checkpoint to another format",
-    .text = "Reads a checkpoint of any format and writes DST: a Hugging Face folder of weights\n"
-            "(safetensors, names as transformers has them), a folder with the full state in\n"
-            "reshard's own format, or one file of torch.save, which torch.load reads under\n"
-            "weights_only. Streams: memory does not grow with the checkpoint. DST appears when it\n"
-            "is complete, or not at all. Under mpirun or srun the processes share the work; the\n"
-            "bytes are the same for any number. Other names, fused and turned as they have it, "
-            "come by\n"
-            "dialects (docs/formats/dialect.md): hf, reshard (the trainer's), or a file of yours.",
+    .text = "Reads a checkpoint of any format and writes DST: a Hugging Face folder of\n"
+            "weights (safetensors, names as transformers has them), a folder with the full\n"
+            "state in reshard's own format, one file of torch.save, which torch.load reads\n"
+            "under weights_only, or a universal checkpoint of DeepSpeed. Streams: memory\n"
+            "does not grow with the checkpoint. DST appears when it is complete, or not at\n"
+            "all. Under mpirun or srun the processes share the work; the bytes are the same\n"
+            "for any number. Other names, fused and turned as they have it, come by\n"
+            "dialects (docs/formats/dialect.md): hf, reshard (the trainer's), or a file of\n"
+            "yours.",
     .example = "  reshard convert /tmp/job out --to safetensors",
     .options = options,
     .run = run,

@@ -156,12 +156,12 @@ static int run(const cli_command *command, int argc, char **argv)
 const cli_command cmd_verify = {
     .name = "verify",
     .summary = "is a checkpoint undamaged; do two hold the same",
-    .text = "With one checkpoint: reads all of it, compares every checksum that the format has,\n"
-            "replicas with each other, and weights with their master copies, and says what that\n"
-            "could prove. With two: compares all tensors and roles, to the bit unless a tolerance\n"
-            "is given, across formats, layouts and names, then what is beside the tensors. Exit "
-            "code 0: good, or equal; 1: not; 2: could\n"
-            "not be compared.",
+    .text = "With one checkpoint: reads all of it, compares every checksum that the format\n"
+            "has, replicas with each other, and weights with their master copies, and says\n"
+            "what that could prove. With two: compares all tensors and roles, to the bit\n"
+            "unless a tolerance is given, across formats, layouts and names, then what is\n"
+            "beside the tensors. Exit code 0: good, or equal; 1: not; 2: could not be\n"
+            "compared.",
     .example = "  reshard verify /tmp/job\n"
                "  reshard verify /tmp/job out --roles param",
     .options = options,

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Help, version, misspelt names, wrong values.
 set -u
+docs=$(cd "$(dirname "$0")/../../docs" && pwd)
 . "$(dirname "$0")/lib.sh"
 
 expect 0 '^reshard [0-9]+\.[0-9]+\.[0-9]+$' --version
@@ -16,6 +17,8 @@ for command in $commands; do
     expect 0 "^Example" $command -h
     expect 0 "^  reshard $command" help $command
     expect 0 "^  $command " help
+    check "help $command is narrow" test -z "$("$reshard" help $command | grep -E '^.{97}')"
+    check "docs/commands.md has $command" grep -qE "^    reshard $command +[a-z]" "$docs/commands.md"
 done
 for command in $commands; do
     expect 0 "^  --json" help $command
