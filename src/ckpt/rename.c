@@ -84,8 +84,8 @@ rs_status rs_checkpoint_rename(
     rs_catalog *canonical = NULL, *renamed = NULL;
     rs_status status = RS_OK;
     if (space == NULL && !rs_checkpoint_is_canonical(source))
-        return rs_error_set(
-            RS_ERR_ARGUMENT, "the checkpoint does not tell what model it is of: name the model");
+        return rs_error_set(RS_ERR_ARGUMENT,
+            "the checkpoint does not tell what model it is of: name the model (--model)");
     if (space == NULL) {
         RS_TRY_GOTO(rs_logical_space(from, "param", &own_space), out);
         space = own_space;

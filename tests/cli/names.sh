@@ -62,7 +62,7 @@ mkdir gpt2
 check "a GPT-2 by hand" python3 make.py
 
 # To the trainer's names and back; the model is told by config.json beside the weights.
-refuse 2 'name the model' convert bare.safetensors own --to native --weights-only --dialect reshard
+refuse 2 'name the model .--model.' convert bare.safetensors own --to native --weights-only --dialect reshard
 expect 0 'wrote own: 20 tensors' convert gpt2 own --to native --weights-only --dialect reshard
 expect 0 'would be copied from gpt2' convert own back --to safetensors --hf-from gpt2 --dry-run
 expect 0 '2 files of configuration and tokenizer copied from gpt2' convert own back --to safetensors --hf-from gpt2
