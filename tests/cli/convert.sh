@@ -159,7 +159,7 @@ for signal in INT TERM; do
     check "nothing is left after $signal" bash -c 'test -z "$(ls -d cut cut.* 2>/dev/null | grep -v cut.log)"'
 done
 # Planning for a great many ranks takes long; it is ended as well.
-"$reshard" convert cvjob cut --to native --layout dp=1000000,zero=1 >cut.log 2>&1 &
+"$reshard" convert $cvjob cut --to native --layout dp=1000000,zero=1 >cut.log 2>&1 &
 sleep 1
 kill -TERM $!
 status=0
@@ -181,9 +181,9 @@ verdict "the first one of two" $? "$(cat cut.log)"
 expect 0 '^equal: 1 tensors' verify big.safetensors cut
 rm -rf cut cut.* big.safetensors
 # --force does not replace what is being read, nor what it lies in; a link to it is a link.
-refuse 1 'cvjob/checkpoints: has cvjob/checkpoints/.*a conversion does not replace its source' \
-    convert cvjob cvjob/checkpoints --to native --force
-refuse 1 'cvjob/: has .*does not replace' convert cvjob/checkpoints/step-00000002 cvjob/ --to safetensors --force
+refuse 1 "$cvjob/checkpoints: has $cvjob/checkpoints/.*a conversion does not replace its source" \
+    convert $cvjob $cvjob/checkpoints --to native --force
+refuse 1 "$cvjob/: has .*does not replace" convert $cvjob/checkpoints/step-00000002 $cvjob/ --to safetensors --force
 refuse 1 'weights.pt: has weights.pt' convert weights.pt weights.pt --to safetensors --force
 ln -s hf linked
 expect 0 'wrote linked' convert linked linked --to safetensors --force
