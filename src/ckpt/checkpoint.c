@@ -124,7 +124,9 @@ rs_status rs_checkpoint_hash(
 
 rs_status rs_checkpoint_check(rs_checkpoint *checkpoint)
 {
-    return rs_catalog_check(checkpoint->catalog);
+    RS_TRY(rs_catalog_check(checkpoint->catalog));
+    return strcmp(checkpoint->catalog->format, "native") == 0 ? rs_native_check(checkpoint->catalog)
+                                                              : RS_OK;
 }
 
 rs_status rs_checkpoint_check_replicas(rs_checkpoint *checkpoint, const char *role)

@@ -84,6 +84,8 @@ rs_status rs_format_open(
 bool rs_native_probe(const rs_place *place);
 rs_status rs_native_read(
     rs_catalog *catalog, const rs_place *place, const rs_checkpoint_options *options) RS_MUST_CHECK;
+/* Compares what the data files say of themselves with the manifest; what differs is a warning. */
+rs_status rs_native_check(rs_catalog *catalog) RS_MUST_CHECK;
 bool rs_safetensors_probe(const rs_place *place);
 
 /* True for what begins as a safetensors file: a length that is no other format's first bytes,

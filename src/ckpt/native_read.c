@@ -2,9 +2,10 @@
  * Reading a native checkpoint's manifest into a catalog.
  *
  * The manifest says everything: the tensors and roles, and for every file which boxes lie where.
- * The headers of the data files are not needed. Nothing is believed unchecked: the digest over the
- * manifest's bytes first, then every number; the files must have exactly the sizes that it tells.
- * That the boxes tile every tensor is the catalog's own proof.
+ * The headers of the data files are not needed to read it; rs_native_check compares them. Nothing
+ * is believed unchecked: the digest over the manifest's bytes first, then every number; the files
+ * must have exactly the sizes that it tells. That the boxes tile every tensor is the catalog's own
+ * proof.
  *
  * Specification: docs/formats/native.md.
  */
@@ -237,10 +238,13 @@ static rs_status read_shard(const reading *r, int file, const json_t *shard)
         piece.stride[d] = step;
         step *= piece.box.extent[d];
     }
-    char label[512], box[256];
-    snprintf(
-        label, sizeof label, "%s/%s%s", name, role, rs_box_format(&piece.box, box, sizeof box));
-    RS_TRY(rs_catalog_checksum_xxh3(r->catalog, file, piece.offset, bytes, value, label));
+    char *label, box[320];
+    rs_text text = {0};
+    rs_text_append(&text, "%s/%s%s", name, role, rs_box_format(&piece.box, box, sizeof box));
+    RS_TRY(rs_text_take(&text, &label));
+    rs_status kept = rs_catalog_checksum_xxh3(r->catalog, file, piece.offset, bytes, value, label);
+    free(label);
+    RS_TRY(kept);
     return rs_catalog_piece(r->catalog, id, &piece);
 }
 
@@ -392,5 +396,46 @@ rs_status rs_native_read(
     RS_TRY(rs_place_init_around(&around, place->path));
     status = read_manifest(catalog, place->path, &around, options);
     rs_place_fini(&around);
+    return status;
+}
+
+/* ---- the headers of the data files ---- */
+
+/* Whether a data file's own header, `head`, has what the manifest says of a shard. */
+static rs_status check_shard(rs_catalog *catalog, const rs_catalog *head, const rs_checksum *sum)
+{
+    int id = rs_catalog_find(head, sum->label, "param");
+    const rs_catalog_entry *entry = id >= 0 ? rs_catalog_get(head, id) : NULL;
+    int64_t offset = -1;
+    if (entry != NULL && entry->piece_count == 1)
+        offset = rs_catalog_piece_at(head, entry->first_piece).offset;
+    if (offset == sum->offset)
+        return RS_OK;
+    return rs_catalog_warn(catalog,
+        "%s: its header does not have \"%s\" at byte %" PRId64
+        ", where the manifest has it: other readers of safetensors would read something else",
+        rs_files_path(catalog->files, sum->file), sum->label, sum->offset);
+}
+
+rs_status rs_native_check(rs_catalog *catalog)
+{
+    static const rs_checkpoint_options how = {.format = "safetensors"};
+    rs_catalog *head = NULL;
+    rs_status status = RS_OK;
+    int file = -1;
+    for (size_t i = 0; i < catalog->checksums.count && status == RS_OK; i++) {
+        const rs_checksum *sum = &catalog->checksums.items[i];
+        if (sum->file != file) {
+            rs_catalog_destroy(head);
+            head = NULL;
+            file = sum->file;
+            status = rs_format_open(rs_files_path(catalog->files, file), &how, &head);
+            if (status != RS_OK && status != RS_ERR_NO_MEMORY)
+                status = rs_catalog_warn(catalog, "%s", rs_error_message());
+        }
+        if (head != NULL && status == RS_OK)
+            status = check_shard(catalog, head, sum);
+    }
+    rs_catalog_destroy(head);
     return status;
 }

@@ -467,6 +467,39 @@ static void test_damage(void **state)
     rs_space_destroy(space);
 }
 
+/* What a data file says of itself is not needed to read it, and checked all the same: other tools
+ * read that. */
+static void test_head_damage(void **state)
+{
+    (void)state;
+    rs_space *space = model_space();
+    rs_layout layout = layout_of("dp=2,zero=1");
+    rs_checkpoint *checkpoint;
+    char data[512], head[6000];
+    OK(save_all(space, &layout, 1, 1));
+    snprintf(data, sizeof data, "%s", in_folder("step-00000001/rank-00001.safetensors"));
+    FILE *file = fopen(data, "r");
+    assert_non_null(file);
+    assert_int_equal(fread(head, 1, sizeof head, file), sizeof head);
+    fclose(file);
+    head[sizeof head - 1] = '\0';
+    const char *notes = strstr(head + 8, "},");
+    assert_non_null(notes); /* the end of the metadata, which may say anything */
+    for (off_t at = 0; at < (off_t)sizeof head - 8; at += at < 8 ? 1 : 11) {
+        if (at >= 8 && at < notes - head)
+            continue;
+        change_byte(data, at);
+        OK(rs_checkpoint_open(folder, NULL, &checkpoint));
+        OK(rs_checkpoint_check(checkpoint));
+        if (rs_checkpoint_warning_count(checkpoint) == 0)
+            fail_msg("byte %ld changed, and nobody says so", (long)at);
+        assert_non_null(strstr(rs_checkpoint_warning_at(checkpoint, 0), "rank-00001.safetensors"));
+        rs_checkpoint_close(checkpoint);
+        change_byte(data, at);
+    }
+    rs_space_destroy(space);
+}
+
 /* Another model, another type, another role. */
 static void test_does_not_fit(void **state)
 {
@@ -723,6 +756,7 @@ int main(void)
         cmocka_unit_test_setup(test_permit, next_folder),
         cmocka_unit_test_setup(test_latest, next_folder),
         cmocka_unit_test_setup(test_damage, next_folder),
+        cmocka_unit_test_setup(test_head_damage, next_folder),
         cmocka_unit_test_setup(test_does_not_fit, next_folder),
         cmocka_unit_test_setup(test_said_twice, next_folder),
         cmocka_unit_test_setup(test_for_a_layout, next_folder),
