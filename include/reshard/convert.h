@@ -58,9 +58,10 @@ typedef struct rs_convert_report {
     int64_t bytes;      /* of tensors */
     int64_t bytes_read; /* from the files of the source, by all processes, since it was opened */
     int64_t tensors;
-    int64_t skipped;      /* entries that the format does not take */
-    int64_t second_names; /* of weights, with which was done what `tied` says; 0 where the format
-                             keeps them */
+    int64_t skipped;        /* entries that the format does not take */
+    int64_t extras_skipped; /* values beside the tensors, of which the same is true */
+    int64_t second_names;   /* of weights, with which was done what `tied` says; 0 where the format
+                               keeps them */
     int files;
     int copied; /* files of configuration and tokenizer; with the next two, of safetensors alone */
     bool lacks_config;

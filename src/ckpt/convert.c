@@ -295,6 +295,17 @@ static rs_status count_read(rs_writing *w)
     return RS_OK;
 }
 
+/* What a dry run can see of what would be refused. */
+static void tell_obstacles(const rs_writing *w, const place *p, const char *target)
+{
+    if (is_there(target) && !w->options->force)
+        rs_writing_warn(w, "%s: is there already (--force replaces it)", target);
+    if (!rs_is_folder(p->folder))
+        rs_writing_warn(w, "%s: is no folder that %s can be written to", p->folder, p->name);
+    else if (access(p->folder, W_OK) != 0)
+        rs_writing_warn(w, "%s: nothing can be written to this folder", p->folder);
+}
+
 /* The source under the names that are to be written; `*renamed` stays NULL where it has them. */
 static rs_status rename_source(const rs_checkpoint *source, const rs_writer *writer,
     const rs_convert_options *options, rs_checkpoint **renamed)
@@ -354,7 +365,9 @@ rs_status rs_convert(const rs_checkpoint *source, const char *target,
         status = plan(&w, writer, &view);
     RS_TRY_GOTO(rs_group_agree(options->group, status), out);
     tell_warnings(&w);
-    if (!options->dry_run) {
+    if (options->dry_run) {
+        tell_obstacles(&w, &p, target);
+    } else {
         RS_TRY_GOTO(check_replicas(&w, writer, named), out);
         RS_TRY_GOTO(write_all(&w, writer, &p, target), out);
     }

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "ckpt/native_names.h"
+#include "ckpt/rules.h"
 
 #define POINTER_MOST 4096
 
@@ -404,6 +405,17 @@ static rs_status look(const char *path, const rs_checkpoint_options *options, rs
     return status;
 }
 
+/* A rules file is read where nothing asks it, too: one that is wrong is always told. */
+static rs_status check_rules(const char *path)
+{
+    rs_rules rules = {0};
+    if (path == NULL)
+        return RS_OK;
+    rs_status status = rs_rules_add_file(&rules, path);
+    rs_rules_fini(&rules);
+    return status;
+}
+
 rs_status rs_format_open(const char *path, const rs_checkpoint_options *options, rs_catalog **out)
 {
     static const rs_checkpoint_options usual;
@@ -418,6 +430,7 @@ rs_status rs_format_open(const char *path, const rs_checkpoint_options *options,
     RS_TRY_GOTO(choose(&place, options, &format), out);
     if (options->format == NULL)
         RS_TRY_GOTO(align(&place, format), out);
+    RS_TRY_GOTO(check_rules(options->rules), out);
     RS_TRY_GOTO(rs_catalog_create(format->name, &catalog), out);
     RS_TRY_GOTO(format->read(catalog, &place, options), out);
     status = rs_catalog_finish(catalog);

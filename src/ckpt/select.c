@@ -201,6 +201,16 @@ static void count_second_names(rs_writing *w, const rs_writer *writer)
     }
 }
 
+/* Values beside the tensors that weights alone go without; that a file is one of PyTorch's weights
+ * is said anew. */
+static int64_t count_extras(const rs_writing *w)
+{
+    json_t *extras = rs_extras_of_run(w->extras);
+    const json_t *notes = json_object_get(extras, "metadata");
+    bool usual = json_object_size(notes) == 1 && json_object_get(notes, "format") != NULL;
+    return w->whole ? 0 : (int64_t)json_object_size(extras) - usual;
+}
+
 rs_status rs_select(rs_writing *w, const rs_writer *writer)
 {
     bool optimizer = false, duplicate;
@@ -221,6 +231,7 @@ rs_status rs_select(rs_writing *w, const rs_writer *writer)
     RS_TRY(rs_logical_make(w->catalog, NULL, duplicate, &w->tensors));
     keep_taken(w, writer);
     count_second_names(w, writer);
+    w->report.extras_skipped = count_extras(w);
     if (w->options->tied != NULL && strcmp(w->options->tied, "once") != 0 &&
         w->report.second_names == 0)
         rs_writing_warn(w, "tied \"%s\": the source has no second names", w->options->tied);

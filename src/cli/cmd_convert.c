@@ -107,6 +107,9 @@ static void print_report(
     printf("\n");
     if (r->skipped > 0)
         printf("%" PRId64 " entries of other roles are left out\n", r->skipped);
+    if (r->extras_skipped > 0)
+        printf("%" PRId64 " value%s beside the tensors left out (inspect --json has them)\n",
+            r->extras_skipped, r->extras_skipped == 1 ? "" : "s");
     if (r->second_names > 0)
         printf("%" PRId64 " second name%s of tied tensors %s\n", r->second_names,
             r->second_names == 1 ? "" : "s",
@@ -207,23 +210,33 @@ static int print_json(const cli_command *command, const convert_args *args,
     const rs_convert_report *report, json_t *warnings, double seconds)
 {
     return cli_print_json(command,
-        json_pack("{s:o,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:i,s:O,s:i,s:b,s:b,s:f}", "target",
+        json_pack("{s:o,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:O,s:i,s:b,s:b,s:f}", "target",
             cli_json_text(args->target), "format", args->to, "dry_run", args->dry_run, "tensors",
             (json_int_t)report->tensors, "bytes", (json_int_t)report->bytes, "bytes_read",
-            (json_int_t)report->bytes_read, "left_out", (json_int_t)report->skipped, "second_names",
+            (json_int_t)report->bytes_read, "left_out", (json_int_t)report->skipped,
+            "extras_left_out", (json_int_t)report->extras_skipped, "second_names",
             (json_int_t)report->second_names, "files", report->files, "warnings", warnings,
             "copied", report->copied, "lacks_config", report->lacks_config, "lacks_tokenizer",
             report->lacks_tokenizer, "seconds", seconds));
 }
 
+/* Whether something says what is to be written, beside where. */
+static bool shapes_target(const convert_args *args)
+{
+    return args->to != NULL || args->layout != NULL || args->dtype != NULL || args->weights_only ||
+           args->masters || args->shard > 0 || args->dialect != NULL || args->from != NULL ||
+           args->model != NULL || args->hub != NULL || args->rules != NULL ||
+           args->target_rules != NULL || args->format != NULL ||
+           strcmp(args->version, "0.2") != 0 || strcmp(args->tied, "once") != 0;
+}
+
 /* What is wanted; -1: all of it is there. */
 static int check_wanted(const cli_command *command, const convert_args *args)
 {
-    if (args->rebuild && (args->target != NULL || args->to != NULL || args->also.count > 0 ||
-                             args->target_rules != NULL))
+    if (args->rebuild && (args->target != NULL || args->also.count > 0 || shapes_target(args)))
         return cli_error(command, CLI_USAGE,
             "--rebuild-index: wanted with SRC alone, whose index is written: without DST, --to, "
-            "--also and --target-rules");
+            "--also and what else says how a DST is written");
     if (args->rebuild)
         return -1;
     if (args->target == NULL)
@@ -232,8 +245,11 @@ static int check_wanted(const cli_command *command, const convert_args *args)
             "file, to write");
     if (args->to == NULL)
         return cli_error(command, CLI_USAGE, "--to F is missing: the format");
-    if (args->target_rules != NULL && strcmp(args->to, "deepspeed-universal") != 0)
+    bool universal = strcmp(args->to, "deepspeed-universal") == 0;
+    if (args->target_rules != NULL && !universal)
         return cli_error(command, CLI_USAGE, "--target-rules is for --to deepspeed-universal");
+    if (strcmp(args->version, "0.2") != 0 && !universal)
+        return cli_error(command, CLI_USAGE, "--universal-version is for --to deepspeed-universal");
     return -1;
 }
 

@@ -323,11 +323,27 @@ static rs_status check_methods(const rs_train_options *options, const rs_space *
     return RS_OK;
 }
 
+/* What is kept as JSON, job.json, must be UTF-8. */
+static rs_status check_texts(const rs_train_options *options)
+{
+    for (size_t i = 0; i < MEMBERS; i++) {
+        const char *text = (const char *)options + members[i].offset;
+        json_t *value = members[i].kind == TEXT ? json_string(text) : NULL;
+        bool wrong = members[i].kind == TEXT && value == NULL;
+        json_decref(value);
+        if (wrong)
+            return rs_error_set(RS_ERR_ARGUMENT,
+                "%s \"%s\": is no UTF-8, and the job's description is", members[i].key, text);
+    }
+    return RS_OK;
+}
+
 rs_status rs_train_options_check(rs_train_options *options)
 {
     rs_model model;
     rs_space *space = NULL;
     RS_TRY(check_numbers(options));
+    RS_TRY(check_texts(options));
     RS_TRY(check_data(options));
     if (options->job[0] == '\0')
         return rs_error_set(RS_ERR_ARGUMENT, "no job directory");

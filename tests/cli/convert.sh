@@ -15,6 +15,18 @@ expect 0 'would write hf: 38 tensors' convert $cvjob hf --to safetensors --dry-r
 check "nothing was made" test ! -e hf
 expect 0 'wrote hf: 38 tensors, 5.66 MiB in 1 file' convert $cvjob hf --to safetensors
 refuse 1 'hf: is there already' convert $cvjob hf --to safetensors
+# A dry run says what would stand in the way; what has no use is not passed over; what is left out is counted.
+expect 0 'warning: hf: is there already' convert $cvjob hf --to safetensors --dry-run
+expect 0 '^warning: nowhere: is no folder that hf can be written to' convert $cvjob nowhere/hf --to native --dry-run
+expect 0 'values beside the tensors left out' convert $cvjob hf2 --to safetensors --dry-run
+holds 'j["extras_left_out"] > 1 and j["warnings"] == []' convert $cvjob hf2 --to safetensors --dry-run --json
+holds 'j["extras_left_out"] == 0' convert $cvjob hf2 --to native --dry-run --json
+holds 'j["extras_left_out"] == 0' convert hf hf2 --to safetensors --dry-run --json
+refuse 2 'universal-version is for' convert $cvjob hf2 --to native --universal-version 0.4
+refuse 2 'rebuild-index: wanted with SRC alone' convert hf --rebuild-index --dtype bf16
+echo '{"tensors": 7' >bad.json
+refuse 2 'bad.json' convert hf hf2 --to native --weights-only --rules bad.json
+refuse 2 'bad.json' inspect hf --rules bad.json
 expect 0 'in [0-9]+ files' convert $cvjob hf --to safetensors --force --max-shard-size 1000000
 check "an index and no rest" bash -c "ls -a hf . | grep -c reshard | grep -qx 0 && test -e hf/model.safetensors.index.json"
 holds '{t["dtype"] for t in j["tensors"]} == {"bfloat16"} and len(j["tensors"]) == 38 and not j["warnings"] and

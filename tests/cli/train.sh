@@ -16,6 +16,9 @@ train=(train "${small[@]}")
 refuse 2 '--data FILE is missing' train --model llama-tiny --layout tp=2 --steps 2 --job $clidir
 refuse 1 'data file nowhere: No such file' train --model llama-tiny --data nowhere --layout tp=2 --steps 2 \
     --job $clidir
+cp data $'d\xff'
+refuse 2 'data "d.*is no UTF-8' train --model llama-tiny --data $'d\xff' --layout tp=2 --steps 2 --job $clidir
+check "no job was begun" test ! -e $clidir
 refuse 2 'llama3-8b' train --model llama-huge --data data --layout tp=2 --steps 2 --job $clidir
 refuse 2 'unknown key tpp' "${train[@]}" --layout tpp=2 --steps 2 --job $clidir
 refuse 2 'stage 4 would have no layer.*the nearest that fits is pp=4' "${train[@]}" --layout pp=5 --steps 2 --job $clidir
