@@ -17,7 +17,7 @@ refuse 2 '--data FILE is missing' train --model llama-tiny --layout tp=2 --steps
 refuse 1 'data file nowhere: No such file' train --model llama-tiny --data nowhere --layout tp=2 --steps 2 \
     --job $clidir
 cp data $'d\xff'
-refuse 2 'data "d.*is no UTF-8' train --model llama-tiny --data $'d\xff' --layout tp=2 --steps 2 --job $clidir
+refuse 2 'is no UTF-8, and the job' train --model llama-tiny --data $'d\xff' --layout tp=2 --steps 2 --job $clidir
 check "no job was begun" test ! -e $clidir
 refuse 2 'llama3-8b' train --model llama-huge --data data --layout tp=2 --steps 2 --job $clidir
 refuse 2 'unknown key tpp' "${train[@]}" --layout tpp=2 --steps 2 --job $clidir
