@@ -146,12 +146,9 @@ static rs_status begin(const rs_writing *w, place *p, const char *target)
 {
     if (rs_group_rank(w->options->group) != 0)
         return RS_OK;
-    /* Errors here name the target, not what is made aside of it. */
     if (!rs_is_folder(p->folder))
         return rs_error_errno(is_there(p->folder) ? ENOTDIR : errno, "cannot make %s", target);
-    if (mkdir(p->path, 0777) != 0 && errno != EEXIST)
-        return rs_error_errno(errno, "cannot make %s", target);
-    RS_TRY(rs_publish_aside(p->path, &p->lock));
+    RS_TRY(rs_publish_aside(p->path, target, &p->lock));
     rs_status status = rs_publish_restore(p->folder, p->name);
     if (status == RS_OK && is_there(target) && !w->options->force)
         status = there_already(target);
@@ -246,17 +243,16 @@ static void tell_warnings(const rs_writing *w)
 static bool is_read(const rs_writing *w, const rs_writer *writer, const rs_catalog *source, int id)
 {
     const rs_checkpoint_entry *entry = &rs_catalog_get(source, id)->is;
+    if (rs_select_takes(w, writer, entry->role))
+        return true;
     int param = rs_catalog_find(source, entry->name, "param");
     const rs_catalog_entry *rounded = param >= 0 ? rs_catalog_get(source, param) : NULL;
-    return rs_select_takes(w, writer, entry->role) ||
-           (rounded != NULL && rounded->how == RS_ENTRY_ROUNDED && rounded->source == id);
+    return rounded != NULL && rounded->how == RS_ENTRY_ROUNDED && rounded->source == id;
 }
 
 static rs_status check_one(const rs_writing *w, const rs_catalog *source, int id, uint64_t *differs)
 {
-    const rs_convert_options *o = w->options;
-    if (o->cancelled != NULL && o->cancelled(o->context))
-        return rs_error_set(RS_ERR_CANCELLED, "interrupted");
+    RS_TRY(rs_writing_goes_on(w));
     return rs_catalog_check_replicas(source, id, count, differs);
 }
 

@@ -82,8 +82,7 @@ static rs_status note_step(
     if (former != NULL && json_real_value(former) != step)
         return rs_ds_malformed(torch,
             "is of step %.17g, by the state of \"%s\", and another rank's file of step %.17g: "
-            "these "
-            "are files of two saves",
+            "these are files of two saves",
             step, name, json_real_value(former));
     if (former == NULL && json_object_set_new(reader->steps, name, json_real(step)) != 0)
         return rs_error_memory(strlen(name));

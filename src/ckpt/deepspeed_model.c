@@ -491,7 +491,6 @@ static bool is_of_model_rank(const rs_ds_file *file)
 }
 
 /* The number of model-parallel ranks, from the model files; all must be there. */
-/* The number of model-parallel ranks, from the model files; all must be there. */
 static rs_status count_ranks(const rs_ds_reader *reader, int *count)
 {
     int most = -1;

@@ -24,9 +24,9 @@
 
 static const char format_head[] = "{\"format\":\"reshard\"";
 
-/* The number of a data file, by its name: "rank-" and a number; -1: it is none. */
 #define RANKS_MOST (1 << 24)
 
+/* The number of a data file, by its name: "rank-" and a number; -1: it is none. */
 static int rank_of(const char *name)
 {
     int rank, end = 0;

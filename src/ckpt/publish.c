@@ -330,10 +330,11 @@ static bool has_name(int fd, const char *path)
            held.st_ino == there.st_ino;
 }
 
-rs_status rs_publish_aside(const char *path, int *lock)
+rs_status rs_publish_aside(const char *path, const char *target, int *lock)
 {
     for (;;) {
-        RS_TRY(rs_make_folder(path));
+        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+            return rs_error_errno(errno, "cannot make %s", target);
         int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0 && errno == ENOENT)
             continue;

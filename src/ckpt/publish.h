@@ -47,10 +47,10 @@ rs_status rs_publish_replace(const char *folder, const char *from, const char *t
  * puts it back. If there are both, removes the old one. */
 rs_status rs_publish_restore(const char *folder, const char *to) RS_MUST_CHECK;
 
-/* Makes the folder `path`, or empties what a killed process left of it. While `*lock` is open no
- * other process gets it: RS_ERR_EXISTS there. (Where a file system cannot lock folders, nobody is
- * told.) */
-rs_status rs_publish_aside(const char *path, int *lock) RS_MUST_CHECK;
+/* Makes the folder `path` for what is to become `target`, which an error names where it cannot, or
+ * empties what a killed process left of it. While `*lock` is open no other process gets it:
+ * RS_ERR_EXISTS there. (Where a file system cannot lock folders, nobody is told.) */
+rs_status rs_publish_aside(const char *path, const char *target, int *lock) RS_MUST_CHECK;
 
 /* Removes a file, or a folder with all that is in it; links are not followed. Absent is no error.
  */

@@ -62,6 +62,12 @@ void rs_writing_warn(const rs_writing *w, const char *format, ...)
     w->options->warn(w->options->warn_context, sentence);
 }
 
+rs_status rs_writing_goes_on(const rs_writing *w)
+{
+    bool cancelled = w->options->cancelled != NULL && w->options->cancelled(w->options->context);
+    return cancelled ? rs_error_set(RS_ERR_CANCELLED, "interrupted") : RS_OK;
+}
+
 /* ---- masters ---- */
 
 /* `exact`: of float32 params alone, which are their own masters. */

@@ -263,8 +263,7 @@ static rs_status plan_ranks(rs_writing *w, own *o, const char *folder)
     if (first == NULL)
         RS_TRY_GOTO(rs_error_memory((size_t)o->world * sizeof *first), out);
     for (int rank = 0; rank < o->world; rank++) {
-        if (w->options->cancelled != NULL && w->options->cancelled(w->options->context))
-            RS_TRY_GOTO(rs_error_set(RS_ERR_CANCELLED, "interrupted"), out);
+        RS_TRY_GOTO(rs_writing_goes_on(w), out);
         RS_TRY_GOTO(cut_rank(w, o, placement, index, rank), out);
         first[rank + 1] = o->shards.count;
     }

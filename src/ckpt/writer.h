@@ -66,6 +66,9 @@ int64_t rs_writing_shard_bytes(const rs_writing *w);
 void rs_writing_warn(const rs_writing *w, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* RS_ERR_CANCELLED if whoever asked for it wants it no more. */
+rs_status rs_writing_goes_on(const rs_writing *w) RS_MUST_CHECK;
+
 /* What belongs to the run in the extras of a checkpoint, whatever format it went through: the
  * member `extras` of native ones, else all. */
 json_t *rs_extras_of_run(json_t *extras);

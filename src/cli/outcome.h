@@ -1,5 +1,5 @@
 /* Following a request to a running job and printing what came of it: `reshard switch`, `scale`,
- * `save`.
+ * `drain`, `cancel`, `save`.
  */
 #ifndef RS_CLI_OUTCOME_H
 #define RS_CLI_OUTCOME_H
